@@ -95,18 +95,14 @@ def update(kind: Kind) -> Values:
     return params
 
 
-def _torch_like(kind: Kind, **options: Any) -> Values:
+def _torch_like(kind: Kind) -> Values:
     module = model()
-    optimizer = TorchOptimizer(module.named_parameters(), kind.build(), **options)
+    optimizer = TorchOptimizer(module.named_parameters(), kind.build())
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss_of(module).backward()
         optimizer.step(**_extra(kind, module))
     return values_of(module)
-
-
-def _flat(kind: Kind) -> Values:
-    return _torch_like(kind, flat=True)
 
 
 def _bind(kind: Kind) -> Values:
@@ -260,7 +256,6 @@ def _owned_matrices(kind: Kind) -> Values:
 
 ALONE = (
     Door("TorchOptimizer", "TorchOptimizer(model.named_parameters(), optimizer)", _torch_like),
-    Door("flat", "TorchOptimizer(..., flat=True)", _flat),
     Door("bind", "optimizer.bind(params)", _bind),
     Door("script", "optimizer.script(params)", _script),
     Door("export", "export_step(optimizer, params, path)", _export),

@@ -48,7 +48,6 @@ WAYS: dict[str, Callable[[], object]] = {
     "update_": lambda: lbfgs().update_(TREE, TREE, lbfgs().init(TREE)),
     "override": lambda: lbfgs().override(("a",), lr=0.1),
     "step": lambda: lbfgs().step,
-    "flat": lambda: TorchOptimizer(parameters(), lbfgs(), flat=True),
     "subclass": lambda: Mine(parameters(), lbfgs()),
     "DistributedOptimizer": lambda: fo.DistributedOptimizer.over_threads(
         torch.optim.LBFGS, torch.nn.Linear(2, 1), {"weight": "one", "bias": "two"}

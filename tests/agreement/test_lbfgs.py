@@ -438,6 +438,4 @@ def test_view_is_the_parameters() -> None:
     optimizer = TorchOptimizer([("w", weight)], lbfgs())
     viewed: Any = optimizer.view()
     assert viewed["w"] is weight
-    assert optimizer.layout is None
-    assert optimizer.ready()
     assert "one flat vector: lbfgs" in optimizer.explain()

@@ -12,7 +12,6 @@ from functional_optim import (
     NoState,
     Optimizer,
     Rule,
-    TorchOptimizer,
     accumulate,
     adahessian,
     adamw,
@@ -206,11 +205,6 @@ def test_who_is_given_gradients_alone_says_so(name: str) -> None:
         match = r"takes nothing beside gradients, and scale_by_\w+ takes 'hessian' too: use update"
         with case(optimizer=make.__name__), pytest.raises(TypeError, match=match):
             FRONT_ENDS[name](make())
-
-
-def test_flat_parameters_of_torch() -> None:
-    with pytest.raises(TypeError, match=r"TorchOptimizer\(flat=True\) takes nothing beside"):
-        TorchOptimizer([normal(2).requires_grad_()], sophia(), flat=True)
 
 
 class Kept(NamedTuple):

@@ -8,7 +8,6 @@ import torch
 
 from functional_optim import (
     Optimizer,
-    TorchOptimizer,
     export_step,
     mapped_state,
     stored,
@@ -26,7 +25,6 @@ WAYS: dict[str, Callable[[Any, Any], object]] = {
     "export_step": export_step,
     "stored": lambda optimizer, params: stored(optimizer, param="bfloat16"),
     "mapped_state": lambda optimizer, params: mapped_state(optimizer, params, "."),
-    "flat": lambda optimizer, params: TorchOptimizer(params.items(), optimizer, flat=True),
     "torch": lambda optimizer, params: to_torch_state_dict(
         optimizer, params, optimizer.init(params)
     ),

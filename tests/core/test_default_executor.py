@@ -58,9 +58,9 @@ def bound(optimizer: Optimizer) -> Tree:
     return params
 
 
-def in_groups(optimizer: Optimizer, flat: bool = False) -> Tree:
+def in_groups(optimizer: Optimizer) -> Tree:
     params = {name: one.requires_grad_() for name, one in tree_of().items()}
-    made = TorchOptimizer(params.items(), optimizer, flat=flat)
+    made = TorchOptimizer(params.items(), optimizer)
     for _ in range(3):
         for name, one in params.items():
             one.grad = GRADS[name].clone()
@@ -73,7 +73,6 @@ DOORS: dict[str, Callable[[Optimizer], Tree]] = {
     "update_": in_place,
     "bind": bound,
     "TorchOptimizer": in_groups,
-    "flat": lambda one: in_groups(one, flat=True),
 }
 
 

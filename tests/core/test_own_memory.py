@@ -32,12 +32,12 @@ def test_results_are_apart_from_arguments(
     assert_steps_alike(make(), SCENARIOS[scenario], executor)
 
 
-@each_value(make=SHARING, flat=[False, True])
-def test_front_ends_make_the_pure_steps(make: Callable[[], Optimizer], flat: bool) -> None:
+@each_value(make=SHARING)
+def test_front_ends_make_the_pure_steps(make: Callable[[], Optimizer]) -> None:
     start = [noise(0, 5), noise(1, 4)]
     params, state = start, make().init(start)
     own = [torch.nn.Parameter(one.clone()) for one in start]
-    front = TorchOptimizer(own, make(), flat=flat)
+    front = TorchOptimizer(own, make())
     for seed in range(4):
         grads = [noise(10 * seed + 2, 5), noise(10 * seed + 3, 4)]
         params, state = make().update(params, grads, state)

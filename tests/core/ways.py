@@ -75,7 +75,6 @@ WAYS_IN_PLACE: dict[str, Way] = {
     "update_": lambda one, params: one.update_(params, grads_of(params), one.init(params)),
     "bind": lambda one, params: one.bind(params).step(grads_of(params)),
     "TorchOptimizer": lambda one, params: TorchOptimizer(params.values(), one),
-    "flat": lambda one, params: TorchOptimizer(params.values(), one, flat=True),
     "a group": lambda one, params: TorchOptimizer([torch.ones(2)], one).add_param_group(
         {"params": [*params.values()]}
     ),

@@ -104,11 +104,6 @@ def torch_optimizer(optimizer: Optimizer, model: nn.Module) -> Step:
     return lambda _: made.step()
 
 
-def flat(optimizer: Optimizer, model: nn.Module) -> Step:
-    made = TorchOptimizer(model.parameters(), optimizer, flat=True)
-    return lambda _: made.step()
-
-
 def bound(optimizer: Optimizer, model: nn.Module) -> Step:
     made = optimizer.bind(dict(model.named_parameters()))
     return lambda _: made.step()
@@ -137,7 +132,6 @@ Way = Callable[[Optimizer, nn.Module], Step]
 
 WAYS: dict[str, Way] = {
     "TorchOptimizer": torch_optimizer,
-    "flat": flat,
     "bound": bound,
     "update_": in_place,
     "update": pure,
@@ -175,7 +169,7 @@ def as_plain_tensors(cases: Sequence[dict[str, Any]]) -> None:
     for one in cases:
         for name, way in WAYS.items():
             # Flat buffers would pack plain tensors in another order.
-            apart = {"flat": torch_optimizer, "bound": in_place}.get(name, way)
+            apart = in_place if name == "bound" else way
             with case(**one, way=name):
                 _as_plain(way, apart, **one)
 

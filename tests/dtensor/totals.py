@@ -211,7 +211,7 @@ def ways_of(name: str) -> dict[str, str]:
     optimizer = CASES[name].make()
     simple = not (optimizer.is_composed or optimizer.overrides or _is_whole(optimizer))
     ways = {"TorchOptimizer": "reference", "update_": "blocked", "update": "reference"}
-    return {**ways, "flat": "auto", "bound": "auto"} if simple else ways
+    return {**ways, "bound": "auto"} if simple else ways
 
 
 def _is_whole(optimizer: Optimizer) -> bool:
@@ -221,10 +221,15 @@ def _is_whole(optimizer: Optimizer) -> bool:
 def share(number: int, of: int) -> list[tuple[str, str]]:
     """Return one share of all pairs of a chain and a way, or all pairs if everything is tried.
 
-    Shares are dealt in turn, so each chain and each way are in at least three of four shares.
+    Shares are dealt in turn, and each chain begins one share later than the chain before it. So
+    each chain and each way are in at least three of four shares.
     """
-    pairs = [(name, way) for name in CASES for way in ways_of(name)]
-    return pairs if EVERYTHING else pairs[number::of]
+    return [
+        (name, way)
+        for first, name in enumerate(CASES)
+        for place, way in enumerate(ways_of(name), first)
+        if EVERYTHING or place % of == number
+    ]
 
 
 def as_one_process(model: str, tried: Sequence[tuple[str, str]]) -> None:

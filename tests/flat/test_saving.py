@@ -35,11 +35,7 @@ def bound(model: nn.Module) -> BoundOptimizer:
     return adamw().bind(dict(model.named_parameters()))
 
 
-def flat(model: nn.Module) -> TorchOptimizer:
-    return TorchOptimizer(model.parameters(), adamw(), flat=True)
-
-
-PUT_IN_BUFFERS = (bound, flat, of_module)
+PUT_IN_BUFFERS = (bound, of_module)
 
 
 def test_a_whole_model_takes_what_it_took() -> None:
@@ -99,11 +95,13 @@ def test_safetensors_and_accelerate_write_every_parameter(tmp_path: Path) -> Non
 
 def test_a_run_that_accelerate_saved_goes_on(tmp_path: Path) -> None:
     """Fault 20: ``save_state`` raised. Another model that loads the state continues bit for bit."""
+    layouts: list[FlatLayout] = []
 
     def prepared() -> tuple[nn.Module, torch.optim.Optimizer, accelerate.Accelerator]:
         own = accelerate.Accelerator(cpu=True)
         model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 4))
-        optimizer = TorchOptimizer(model.named_parameters(), adamw(0.1), flat=True)
+        layouts.append(of_module(model))
+        optimizer = TorchOptimizer(model.named_parameters(), adamw(0.1))
         model, optimizer = own.prepare(model, optimizer)
         return model, optimizer, own
 
@@ -120,4 +118,6 @@ def test_a_run_that_accelerate_saved_goes_on(tmp_path: Path) -> None:
     its.load_state(str(tmp_path))
     for one in ((model, optimizer), (other, loaded)):
         trained(*one, seed=1)
+    for layout in layouts:
+        layout.check()
     assert_same(other.state_dict(), model.state_dict())

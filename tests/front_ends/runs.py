@@ -13,8 +13,8 @@ from functional_optim import TorchOptimizer, as_functional_optim, from_torch, to
 
 from .support import CASES, SHAPES, Params, grouped, noise, parameters, params_of, set_grads
 
-KINDS = ("torch", "ours", "flat", "functional")
-"""Forms of a run: torch's class, TorchOptimizer without and with flat buffers, pure update.
+KINDS = ("torch", "ours", "functional")
+"""Forms of a run: torch's class, TorchOptimizer, and the pure update.
 
 The pure update starts from ``from_torch``, and ends in ``to_torch_state_dict``.
 """
@@ -125,8 +125,8 @@ Run = Live | Functional
 def optimizer_of(kind: str, case: str, given: Any, options: dict[str, Any]) -> Any:
     """Return a TorchOptimizer, or an optimizer of torch."""
     cls: Any = CASES[case][0]
-    if kind in ("ours", "flat"):
-        return TorchOptimizer(given, as_functional_optim(cls, **options), flat=kind == "flat")
+    if kind == "ours":
+        return TorchOptimizer(given, as_functional_optim(cls, **options))
     return cls(given, **options, foreach=False)
 
 
@@ -148,7 +148,7 @@ def resumed(kind: str, case: str, one: Run, through: str) -> Run:
     fresh = iter([torch.nn.Parameter(param.detach().clone()) for param in one.params])
     groups = [{"params": [next(fresh) for _ in g["params"]]} for g in written["param_groups"]]
     options = {"lr": 0.7}
-    if kind in ("ours", "flat") and "decoupled_weight_decay" in CASES[case][1]:
+    if kind == "ours" and "decoupled_weight_decay" in CASES[case][1]:
         options["decoupled_weight_decay"] = True  # a state dict cannot change the chain
     optimizer = optimizer_of(kind, case, groups, options)
     optimizer.load_state_dict(written)

@@ -116,9 +116,6 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 """Options of the second group, for each class."""
 
-FLAT = (False, True)
-"""Values of ``flat``: each law of TorchOptimizer holds with and without flat buffers."""
-
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (37,), (), (2, 3))
 
 Params = list[torch.nn.Parameter]
@@ -240,7 +237,6 @@ def twins(
     dtype: torch.dtype = torch.float32,
     groups: Callable[[Params], Any] = list,
     *,
-    flat: bool = False,
     executor: Any = None,
 ) -> Twins:
     """Return both optimizers for a case.
@@ -252,7 +248,7 @@ def twins(
     chain = as_functional_optim(cls, **options).using(executor=executor)
     return Twins(
         made(groups(parameters(1, dtype)), **{**options, "foreach": False}),
-        TorchOptimizer(groups(parameters(1, dtype)), chain, flat=flat),
+        TorchOptimizer(groups(parameters(1, dtype)), chain),
     )
 
 

@@ -41,13 +41,8 @@ def zero(params: Any, optimizer: Optimizer) -> ZeroRedundancyOptimizer:
     return ZeroRedundancyOptimizer(params, optimizer, parameters_as_bucket_view=True)
 
 
-def flat(params: Any, optimizer: Optimizer) -> TorchOptimizer:
-    return TorchOptimizer(params, optimizer, flat=not optimizer.is_composed)
-
-
 DOORS: dict[str, Callable[[Any, Optimizer], Any]] = {
     "TorchOptimizer": TorchOptimizer,
-    "flat": flat,
     "ZeRO": zero,
 }
 

@@ -16,7 +16,6 @@ from functional_optim import TorchOptimizer, adam, sgd
 from tests.choices import each
 
 from .support import (
-    FLAT,
     assert_same_params,
     assert_same_tensors,
     parameters,
@@ -27,11 +26,11 @@ from .support import (
 )
 
 
-def made(flat: bool) -> TorchOptimizer:
+def made() -> TorchOptimizer:
     """Return an optimizer whose parameters have gradients."""
     params = parameters()
     set_grads(params, 0)
-    return TorchOptimizer(params, adam(0.1), flat=flat)
+    return TorchOptimizer(params, adam(0.1))
 
 
 def loss_of(optimizer: torch.optim.Optimizer) -> Tensor:
@@ -48,18 +47,17 @@ def closure_of(optimizer: torch.optim.Optimizer) -> Callable[[], Tensor]:
     return closure
 
 
-@each(flat=FLAT)
-def test_a_closure_s_loss_is_returned_as_it_is(flat: bool) -> None:
-    optimizer = made(flat)
+def test_a_closure_s_loss_is_returned_as_it_is() -> None:
+    optimizer = made()
     for loss in (torch.tensor(1.5), 2.5, None, "anything"):
         assert optimizer.step(lambda loss=loss: loss) is loss
         assert optimizer.step(closure=lambda loss=loss: loss) is loss
     assert optimizer.step() is None
 
 
-@each(enabled=[True, False], flat=FLAT)
-def test_a_closure_runs_once_with_autograd_and_before_the_step(enabled: bool, flat: bool) -> None:
-    pair = twins("AdamW", flat=flat)
+@each(enabled=[True, False])
+def test_a_closure_runs_once_with_autograd_and_before_the_step(enabled: bool) -> None:
+    pair = twins("AdamW")
     calls: list[bool] = []
 
     def closure() -> Tensor:
@@ -78,9 +76,8 @@ def test_a_closure_runs_once_with_autograd_and_before_the_step(enabled: bool, fl
     assert all(calls)
 
 
-@each(flat=FLAT)
-def test_a_closure_that_fails_steps_nothing(flat: bool) -> None:
-    optimizer = made(flat)
+def test_a_closure_that_fails_steps_nothing() -> None:
+    optimizer = made()
     before = values_of(optimizer)
 
     def closure() -> None:
@@ -92,9 +89,8 @@ def test_a_closure_that_fails_steps_nothing(flat: bool) -> None:
     assert_same_tensors(params_of(optimizer), before)
 
 
-@each(flat=FLAT)
-def test_step_hooks_run_around_the_step_and_are_removed(flat: bool) -> None:
-    optimizer = made(flat)
+def test_step_hooks_run_around_the_step_and_are_removed() -> None:
+    optimizer = made()
     start = values_of(optimizer)
     seen: list[tuple[str, bool]] = []
 
@@ -119,7 +115,7 @@ def test_step_hooks_run_around_the_step_and_are_removed(flat: bool) -> None:
 
 
 def test_a_pre_hook_may_change_the_arguments() -> None:
-    optimizer = made(flat=False)
+    optimizer = made()
     optimizer.register_step_pre_hook(lambda one, args, kwargs: ((one, lambda: "from the hook"), {}))
     assert optimizer.step(lambda: "from the caller") == "from the hook"
 
@@ -144,9 +140,9 @@ def test_global_hooks_see_it_once_and_a_subclass_too() -> None:
     assert seen == ["pre TorchOptimizer", "post TorchOptimizer", "pre Mine", "post Mine"]
 
 
-@each(set_to_none=[True, False], flat=FLAT)
-def test_zero_grad(set_to_none: bool, flat: bool) -> None:
-    optimizer = made(flat)
+@each(set_to_none=[True, False])
+def test_zero_grad(set_to_none: bool) -> None:
+    optimizer = made()
     params_of(optimizer)[1].grad = None
     optimizer.zero_grad(set_to_none)
     for index, param in enumerate(params_of(optimizer)):
@@ -157,9 +153,8 @@ def test_zero_grad(set_to_none: bool, flat: bool) -> None:
             assert not param.grad.any()
 
 
-@each(flat=FLAT)
-def test_gradients_with_a_graph_of_their_own(flat: bool) -> None:
-    pair = twins("Adam", flat=flat)
+def test_gradients_with_a_graph_of_their_own() -> None:
+    pair = twins("Adam")
     for optimizer in pair.both:
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -174,9 +169,8 @@ def test_gradients_with_a_graph_of_their_own(flat: bool) -> None:
     assert not any(value.requires_grad for entries in states for value in entries.values())
 
 
-@each(flat=FLAT)
-def test_a_gradient_of_another_dtype_is_named_before_anything_changes(flat: bool) -> None:
-    optimizer = made(flat)
+def test_a_gradient_of_another_dtype_is_named_before_anything_changes() -> None:
+    optimizer = made()
     odd = params_of(optimizer)[-1]
     odd.grad = None
     odd.grad_dtype = torch.bfloat16
@@ -187,9 +181,8 @@ def test_a_gradient_of_another_dtype_is_named_before_anything_changes(flat: bool
     assert_same_tensors(params_of(optimizer), before)
 
 
-@each(flat=FLAT)
-def test_a_model_that_changed_its_dtype_before_the_first_step(flat: bool) -> None:
-    pair = twins("Adam", flat=flat)
+def test_a_model_that_changed_its_dtype_before_the_first_step() -> None:
+    pair = twins("Adam")
     for optimizer in pair.both:
         for param in params_of(optimizer):
             param.data = param.data.double()

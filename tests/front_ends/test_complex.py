@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.choices import each
 
 from .runs import Functional
-from .support import CASES, FLAT, assert_same_tensors, parameters, params_of, run, set_grads, twins
+from .support import CASES, assert_same_tensors, parameters, params_of, run, set_grads, twins
 
 COMPLEX = [name for name, (cls, _) in CASES.items() if cls is not torch.optim.Adafactor]
 """Cases with complex parameters, which Adafactor refuses, here and in torch."""
@@ -55,9 +55,9 @@ def on_real_views(name: str, params: Sequence[Tensor]) -> Any:
     return made(leaves, **options, foreach=False)
 
 
-@each(name=COMPLEX, flat=FLAT)
-def test_torch_optimizer_is_torch_s_class_on_the_real_view(name: str, flat: bool) -> None:
-    ours = twins(name, torch.complex64, flat=flat).ours
+@each(name=COMPLEX)
+def test_torch_optimizer_is_torch_s_class_on_the_real_view(name: str) -> None:
+    ours = twins(name, torch.complex64).ours
     assert_as_on_real_views(ours, on_real_views(name, params_of(ours)))
 
 
@@ -78,9 +78,9 @@ def test_from_torch_is_torch_s_class_on_the_real_view(name: str) -> None:
     assert_as_on_real_views(Functional(live), twin)
 
 
-@each(name=[name for name in COMPLEX if not adds_complex_numbers(name)], flat=FLAT)
-def test_where_torch_sees_the_real_view_it_is_torch_s_class(name: str, flat: bool) -> None:
-    pair = twins(name, torch.complex64, flat=flat)
+@each(name=[name for name in COMPLEX if not adds_complex_numbers(name)])
+def test_where_torch_sees_the_real_view_it_is_torch_s_class(name: str) -> None:
+    pair = twins(name, torch.complex64)
     for seed in range(3):
         pair.step(seed, without={seed})
         pair.assert_same()

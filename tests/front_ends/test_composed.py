@@ -210,12 +210,6 @@ def test_of_unnamed_parameters_the_shape_tells() -> None:
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
 
 
-@pytest.mark.parametrize("name", ["parts", "accumulate"])
-def test_flat_buffers_are_for_one_chain(name: str) -> None:
-    with pytest.raises(TypeError, match=r"TorchOptimizer\(flat=True\) takes"):
-        TorchOptimizer(named().items(), COMPOSED[name](), flat=True)
-
-
 def test_a_plain_chain_has_nothing_of_it() -> None:
     optimizer: Optimizer = adamw(0.1)
     made = TorchOptimizer([normal(2).requires_grad_()], optimizer)

@@ -12,7 +12,6 @@ from functional_optim import TorchOptimizer, adamw, to_torch_state_dict
 from tests.choices import each
 
 from .support import (
-    FLAT,
     ONE_EACH,
     assert_same_params,
     assert_same_tensors,
@@ -42,9 +41,9 @@ def copied_twice(thing: Any) -> Any:
 WAYS = [copy.deepcopy, pickled, saved, copied_twice]
 
 
-@each(name=ONE_EACH, way=WAYS, flat=FLAT)
-def test_a_copy_continues_and_is_apart(name: str, way: Any, flat: bool) -> None:
-    ours = twins(name, flat=flat).ours
+@each(name=ONE_EACH, way=WAYS)
+def test_a_copy_continues_and_is_apart(name: str, way: Any) -> None:
+    ours = twins(name).ours
     run(ours, 0, without={1})
     ours.param_groups[0]["lr"] = 0.05
     twin = way(ours)
@@ -54,9 +53,6 @@ def test_a_copy_continues_and_is_apart(name: str, way: Any, flat: bool) -> None:
     assert_same_tensors(params_of(twin), before)
     run(twin, 1, 2)
     assert_same_tensors(params_of(ours), before)
-    if flat:
-        assert twin.layout is not None
-        assert twin.layout.apart == ()
     run(ours, 1, 2)
     assert_same_params(twin, ours)
     twin.load_state_dict(twin.state_dict())
@@ -65,10 +61,10 @@ def test_a_copy_continues_and_is_apart(name: str, way: Any, flat: bool) -> None:
     assert_same_params(twin, ours)
 
 
-@each(way=WAYS, flat=FLAT)
-def test_a_model_and_its_optimizer_stay_together(way: Any, flat: bool) -> None:
+@each(way=WAYS)
+def test_a_model_and_its_optimizer_stay_together(way: Any) -> None:
     model = torch.nn.Linear(3, 2)
-    optimizer = TorchOptimizer(model.parameters(), adamw(0.1), flat=flat)
+    optimizer = TorchOptimizer(model.parameters(), adamw(0.1))
     both = way({"model": model, "optimizer": optimizer})
     held = zip(params_of(both["optimizer"]), both["model"].parameters(), strict=True)
     assert all(a is b for a, b in held)
@@ -78,9 +74,9 @@ def test_a_model_and_its_optimizer_stay_together(way: Any, flat: bool) -> None:
     assert not torch.equal(both["model"].weight, before)
 
 
-@each(way=WAYS, flat=FLAT)
-def test_a_copy_takes_groups_schedules_and_hooks(way: Any, flat: bool) -> None:
-    twin = way(TorchOptimizer(parameters()[:2], adamw(0.1), flat=flat))
+@each(way=WAYS)
+def test_a_copy_takes_groups_schedules_and_hooks(way: Any) -> None:
+    twin = way(TorchOptimizer(parameters()[:2], adamw(0.1)))
     twin.add_param_group({"params": parameters()[2:], "lr": 0.2})
     schedule = torch.optim.lr_scheduler.StepLR(twin, 1, 0.5)
     seen: list[int] = []
@@ -93,9 +89,8 @@ def test_a_copy_takes_groups_schedules_and_hooks(way: Any, flat: bool) -> None:
         twin.add_param_group({"params": parameters(2), "lr": -1.0})
 
 
-@each(flat=FLAT)
-def test_a_copy_with_a_schedule_attached(flat: bool) -> None:
-    pair = twins("SGD momentum", flat=flat)
+def test_a_copy_with_a_schedule_attached() -> None:
+    pair = twins("SGD momentum")
     copies = []
     for one in pair.both:
         schedule = torch.optim.lr_scheduler.StepLR(one, 1, 0.5)

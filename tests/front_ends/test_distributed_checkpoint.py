@@ -15,14 +15,14 @@ from torch.distributed.checkpoint.state_dict import (
 from functional_optim import TorchOptimizer, adamw, as_functional_optim, chain, clip_by_global_norm
 from tests.choices import each
 
-from .support import CASES, FLAT, ONE_EACH, assert_same_entries, assert_same_tensors
+from .support import CASES, ONE_EACH, assert_same_entries, assert_same_tensors
 
 OPTIONS = {
     "plain": StateDictOptions(),
     "full": StateDictOptions(full_state_dict=True, cpu_offload=True),
     "flat names": StateDictOptions(flatten_optimizer_state_dict=True),
 }
-KINDS = ["torch", "ours", "flat"]
+KINDS = ["torch", "ours"]
 
 Trained = tuple[torch.nn.Module, torch.optim.Optimizer]
 
@@ -41,7 +41,7 @@ def made(kind: str, name: str) -> Trained:
     if kind == "torch":
         torchs: Any = cls
         return model, torchs(groups, foreach=False, **options)
-    return model, TorchOptimizer(groups, as_functional_optim(cls, **options), flat=kind == "flat")
+    return model, TorchOptimizer(groups, as_functional_optim(cls, **options))
 
 
 def train(*trained: Trained, seeds: range) -> None:
@@ -81,9 +81,9 @@ def test_saved_and_loaded_it_goes_on(
     train(one, other, seeds=range(10, 12))
 
 
-@each(name=["SGD", *ONE_EACH], kind=KINDS[1:])
-def test_entries_are_named_as_torch_s(name: str, kind: str) -> None:
-    ours, torchs = made(kind, name), made("torch", name)
+@each(name=["SGD", *ONE_EACH])
+def test_entries_are_named_as_torch_s(name: str) -> None:
+    ours, torchs = made("ours", name), made("torch", name)
     train(ours, torchs, seeds=range(2))
     got, want = (get_optimizer_state_dict(*one) for one in (ours, torchs))
     assert got.keys() == want.keys()
@@ -93,11 +93,11 @@ def test_entries_are_named_as_torch_s(name: str, kind: str) -> None:
     assert names[0] == names[1]
 
 
-@each(option=OPTIONS, flat=FLAT)
-def test_a_chain_that_torch_does_not_know(option: str, flat: bool) -> None:
+@each(option=OPTIONS)
+def test_a_chain_that_torch_does_not_know(option: str) -> None:
     optimizer = chain(clip_by_global_norm(0.1), adamw(0.1))
     models = network(), network()
-    one, two = (TorchOptimizer(model.parameters(), optimizer, flat=flat) for model in models)
+    one, two = (TorchOptimizer(model.parameters(), optimizer) for model in models)
     train((models[0], one), seeds=range(2))
     one.param_groups[0]["max_norm"] = 0.05
     models[1].load_state_dict(models[0].state_dict())

@@ -11,7 +11,7 @@ from functional_optim import Optimizer, State, TorchOptimizer, ftrl, rowwise_ada
 from functional_optim.kernels import ExecutorName
 from tests.choices import each
 
-from .support import FLAT, assert_same_tensors, noise, same_bits
+from .support import assert_same_tensors, noise, same_bits
 
 RULES: dict[str, Optimizer] = {
     "rowwise_adagrad": rowwise_adagrad(0.1),
@@ -69,12 +69,12 @@ def by_update(optimizer: Optimizer, steps: range) -> tuple[dict[str, Tensor], St
     return params, state
 
 
-@each(name=RULES, flat=FLAT, executor=EXECUTORS)
-def test_bags_are_trained_by_rows(name: str, flat: bool, executor: ExecutorName) -> None:
+@each(name=RULES, executor=EXECUTORS)
+def test_bags_are_trained_by_rows(name: str, executor: ExecutorName) -> None:
     """Steps have the bits of the pure update, and rows in no bag stay unchanged."""
     optimizer, model = RULES[name].using(executor=executor), Model(sparse=True)
     start = model.table.weight.detach().clone()
-    front = TorchOptimizer(model.parameters(), optimizer, flat=flat)
+    front = TorchOptimizer(model.parameters(), optimizer)
     run(model, front, range(6))
     assert model.table.weight.grad is not None
     assert model.table.weight.grad.is_sparse
@@ -87,22 +87,22 @@ def test_bags_are_trained_by_rows(name: str, flat: bool, executor: ExecutorName)
     assert not torch.equal(model.table.weight[:5], start[:5])
 
 
-@each(name=["rowwise_adagrad", "ftrl"], flat=FLAT)
-def test_a_dense_gradient_does_the_same(name: str, flat: bool) -> None:
+@each(name=["rowwise_adagrad", "ftrl"])
+def test_a_dense_gradient_does_the_same(name: str) -> None:
     """A dense gradient gives the same table, up to the order of sums within a row."""
     models = [Model(sparse=sparse) for sparse in (True, False)]
     for model in models:
-        run(model, TorchOptimizer(model.parameters(), RULES[name], flat=flat), range(6))
+        run(model, TorchOptimizer(model.parameters(), RULES[name]), range(6))
     sparse, dense = (model.table.weight for model in models)
     torch.testing.assert_close(sparse, dense, rtol=1e-5, atol=1e-6)
 
 
-@each(name=RULES, flat=FLAT, sparse=[True, False])
-def test_a_checkpoint_is_continued(name: str, flat: bool, sparse: bool) -> None:
+@each(name=RULES, sparse=[True, False])
+def test_a_checkpoint_is_continued(name: str, sparse: bool) -> None:
     """A run continues from a file that torch.load reads with its safe defaults."""
     whole, model = Model(sparse=sparse), Model(sparse=sparse)
-    run(whole, TorchOptimizer(whole.parameters(), RULES[name], flat=flat), range(7))
-    front = TorchOptimizer(model.parameters(), RULES[name], flat=flat)
+    run(whole, TorchOptimizer(whole.parameters(), RULES[name]), range(7))
+    front = TorchOptimizer(model.parameters(), RULES[name])
     run(model, front, range(3))
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": front.state_dict()}, file)
@@ -110,7 +110,7 @@ def test_a_checkpoint_is_continued(name: str, flat: bool, sparse: bool) -> None:
     saved = torch.load(file)
     again = Model(sparse=sparse)
     again.load_state_dict(saved["model"])
-    resumed = TorchOptimizer(again.parameters(), RULES[name], flat=flat)
+    resumed = TorchOptimizer(again.parameters(), RULES[name])
     resumed.load_state_dict(copy.deepcopy(saved["optimizer"]))
     run(again, resumed, range(3, 7))
     assert_same_tensors(list(again.parameters()), list(whole.parameters()))

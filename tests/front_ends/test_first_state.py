@@ -28,7 +28,6 @@ Make = Callable[[Sequence[Tensor], Optimizer], Any]
 
 DOORS: dict[str, Make] = {
     "TorchOptimizer": TorchOptimizer,
-    "flat": lambda params, optimizer: TorchOptimizer(params, optimizer, flat=True),
     "ZeRO": lambda params, optimizer: ZeroRedundancyOptimizer(
         params, optimizer, LocalWorld(1).groups[0]
     ),
@@ -74,8 +73,6 @@ def test_what_is_written_there_is_stepped_from(door: str, name: str, in_place: b
 @each(door=DOORS, in_a_part=[False, True])
 def test_a_count_that_is_set_back_leaves_the_averages(door: str, in_a_part: bool) -> None:
     """Averages stay if the caller resets a step count, as in torch's class and planned steps."""
-    if in_a_part and door == "flat":
-        return  # flat buffers accept no partition
     weights, optimizer = _weights(), adamw(lr=0.1)
     if in_a_part:
         parts = {"long": optimizer, "short": sgd(0.1)}
@@ -109,6 +106,24 @@ def test_a_state_that_starts_as_a_hyper_parameter_starts_as_that_of_the_first_st
             weight.grad = torch.ones(3)
             one.step()
     assert torch.equal(*weights)
+
+
+def test_a_group_may_get_the_options_of_another_before_its_first_step() -> None:
+    """The state of a group is made again if its own options changed, whatever other groups have."""
+    found = []
+    for ours in (True, False):
+        params = _weights()
+        groups: list[Any] = [{"params": params[:1]}, {"params": params[1:], "lr": 0.1}]
+        optimizer: Any = torch.optim.Rprop(groups, lr=0.01, foreach=False)
+        if ours:
+            optimizer = TorchOptimizer(groups, rprop(lr=0.01))
+        optimizer.param_groups[1]["lr"] = 0.01
+        for _ in range(3):
+            for param in params:
+                param.grad = torch.ones(3)
+            optimizer.step()
+        found.append(torch.cat(params))
+    assert torch.equal(*found)
 
 
 @each(
@@ -151,11 +166,10 @@ def test_with_a_count_that_is_set_back_an_average_starts_again(gate: list[Any], 
     assert seen.tolist() == [9.5] * 3
 
 
-@pytest.mark.parametrize("door", ["TorchOptimizer", "flat"])
-def test_a_state_whose_parameter_has_another_dtype_by_now_is_made_anew(door: str) -> None:
+def test_a_state_whose_parameter_has_another_dtype_by_now_is_made_anew() -> None:
     weights = _weights()
     pair = (
-        DOORS[door]([weights[0]], adamw(lr=0.1)),
+        TorchOptimizer([weights[0]], adamw(lr=0.1)),
         torch.optim.AdamW([weights[1]], lr=0.1, foreach=False),
     )
     for one, weight in zip(pair, weights, strict=True):

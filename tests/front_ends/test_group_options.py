@@ -28,7 +28,6 @@ def label_of(path: tuple[Any, ...], shape: tuple[int, ...]) -> str:
 PARTS = partition({"matrices": sgd(0.1), "rest": adamw(0.1)}, label_of)
 DOORS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
     "torch": lambda groups: TorchOptimizer(groups, adamw()),
-    "flat": lambda groups: TorchOptimizer(groups, adamw(), flat=True),
     "override": lambda groups: TorchOptimizer(groups, adamw().override((1,), lr=0.5)),
     "parts": lambda groups: TorchOptimizer(groups, PARTS),
     "local": lambda groups: local_optimizer(adamw(), groups),

@@ -21,7 +21,7 @@ from sharding import ZeroRedundancyOptimizer
 from tests.choices import each
 
 from .runs import Functional
-from .support import FLAT, Params, assert_same_tensors, noise, parameters, set_grads
+from .support import Params, assert_same_tensors, noise, parameters, set_grads
 
 
 class GroupAdam(torch.optim.Optimizer):
@@ -128,12 +128,10 @@ def continued(params: Params, live: Any, others: Params, other: Any) -> None:
         assert_close(others, params)
 
 
-def loaded(
-    params: Params, state_dict: Any, optimizer: Any = None, *, flat: bool = False
-) -> tuple[Params, TorchOptimizer]:
+def loaded(params: Params, state_dict: Any, optimizer: Any = None) -> tuple[Params, TorchOptimizer]:
     """Return copies of the parameters, and a TorchOptimizer over them that loaded the state."""
     others = copies(params)
-    made = TorchOptimizer(others, optimizer or adam(0.1), flat=flat)
+    made = TorchOptimizer(others, optimizer or adam(0.1))
     made.load_state_dict(state_dict)
     return others, made
 
@@ -150,11 +148,11 @@ def test_from_torch_takes_the_count_of_the_group(steps: int, without: Any) -> No
         assert_close(made.params, params)
 
 
-@each(steps=[0, 1, 4], flat=FLAT)
-def test_there_and_back(steps: int, flat: bool) -> None:
+@each(steps=[0, 1, 4])
+def test_there_and_back(steps: int) -> None:
     """TorchOptimizer loads the group's step count, continues the run, and writes the count back."""
     params, live = stepped(GroupAdam, steps, without=(1,))
-    others, optimizer = loaded(params, live.state_dict(), flat=flat)
+    others, optimizer = loaded(params, live.state_dict())
     assert {int(optimizer.state[one]["step"]) for one in others} == {steps}
     continued(params, live, others, optimizer)
     if steps:
@@ -166,12 +164,11 @@ def test_there_and_back(steps: int, flat: bool) -> None:
         continued(again, back, others, optimizer)
 
 
-@each(flat=FLAT)
-def test_a_stored_chain_loads_it_too(flat: bool) -> None:
+def test_a_stored_chain_loads_it_too() -> None:
     """A chain with stored state loads the group's step count."""
     params, live = stepped(GroupAdam, 4)
     chain = stored(adam(0.1), state="bfloat16")
-    others, optimizer = loaded(params, live.state_dict(), chain, flat=flat)
+    others, optimizer = loaded(params, live.state_dict(), chain)
     assert {int(optimizer.state[one]["step"]) for one in others} == {4}
 
 
@@ -196,8 +193,8 @@ def test_parameters_at_different_steps_have_no_common_count() -> None:
         to_torch_state_dict(optimizer, params, state, GroupAdam)
 
 
-@each(count=[None, 0], flat=FLAT)
-def test_filled_state_without_a_count_is_refused(count: int | None, flat: bool) -> None:
+@each(count=[None, 0])
+def test_filled_state_without_a_count_is_refused(count: int | None) -> None:
     """State without a step count raises an error, and the optimizer does not change."""
     params, live = stepped(Uncounted, 3)
     if count is not None:
@@ -206,20 +203,19 @@ def test_filled_state_without_a_count_is_refused(count: int | None, flat: bool) 
     told = "its step count is 0" if count == 0 else "it has no step count"
     with pytest.raises(ValueError, match=told):
         from_torch(live)
-    optimizer = TorchOptimizer(copies(params), adam(0.1), flat=flat)
+    optimizer = TorchOptimizer(copies(params), adam(0.1))
     before = repr(optimizer.state_dict())
     with pytest.raises(ValueError, match=rf"exp_avg, exp_avg_sq is not what .*{told}.*put the"):
         optimizer.load_state_dict(live.state_dict())
     assert repr(optimizer.state_dict()) == before
 
 
-@each(flat=FLAT)
-def test_where_nothing_depends_on_the_step_no_count_is_needed(flat: bool) -> None:
+def test_where_nothing_depends_on_the_step_no_count_is_needed() -> None:
     """The buffers are kept, bit for bit."""
     params, live = stepped(PlainLion, 3)
     state_dict = live.state_dict()
     state_dict["param_groups"][0].update(weight_decay=0.0, maximize=False)
-    others, optimizer = loaded(params, state_dict, lion(0.1), flat=flat)
+    others, optimizer = loaded(params, state_dict, lion(0.1))
     run(params, live, 60, 61)
     run(others, optimizer, 60, 61)
     assert_same_tensors(others, params)

@@ -21,7 +21,6 @@ from functional_optim import (
 from tests.choices import case, each
 
 from .support import (
-    FLAT,
     Twins,
     assert_same_params,
     assert_same_tensors,
@@ -33,10 +32,10 @@ from .support import (
 )
 
 
-def started(optimizer: Any = None, *, flat: bool = False) -> TorchOptimizer:
+def started(optimizer: Any = None) -> TorchOptimizer:
     params = parameters()
     groups = [{"params": params[:1]}, {"params": params[1:], "lr": 0.5}]
-    made = TorchOptimizer(groups, optimizer or adamw(0.1), flat=flat)
+    made = TorchOptimizer(groups, optimizer or adamw(0.1))
     run(made, 0, 1)
     return made
 
@@ -53,14 +52,14 @@ BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@each(what=["text", 3.5, [1, 2]], loaded=[True, False], flat=FLAT)
-def test_an_entry_of_state_that_is_no_tensor_is_named(what: Any, loaded: bool, flat: bool) -> None:
+@each(what=["text", 3.5, [1, 2]], loaded=[True, False])
+def test_an_entry_of_state_that_is_no_tensor_is_named(what: Any, loaded: bool) -> None:
     """The entry is named, if it replaces a tensor of the state, or if its name is unknown."""
     for key, error, match in (
         ("exp_avg", TypeError, r"has .* as 'exp_avg', and a tensor is kept there"),
         ("mine", ValueError, r"does not fit this optimizer: .*\(differing: mine\)"),
     ):
-        ours = started(flat=flat)
+        ours = started()
         saved = ours.state_dict()
         saved["state"][1] = {**saved["state"][1], key: what}
         if not loaded:
@@ -69,9 +68,9 @@ def test_an_entry_of_state_that_is_no_tensor_is_named(what: Any, loaded: bool, f
             ours.load_state_dict(saved) if loaded else run(ours, 2)
 
 
-@each(name=BROKEN, flat=FLAT)
-def test_a_broken_checkpoint_is_a_value_error_and_changes_nothing(name: str, flat: bool) -> None:
-    ours, twin, other = (started(flat=flat) for _ in range(3))
+@each(name=BROKEN)
+def test_a_broken_checkpoint_is_a_value_error_and_changes_nothing(name: str) -> None:
+    ours, twin, other = (started() for _ in range(3))
     run(other, 9)
     saved = copy.deepcopy(other.state_dict())
     BROKEN[name](saved)
@@ -88,20 +87,18 @@ def test_a_broken_checkpoint_is_a_value_error_and_changes_nothing(name: str, fla
     assert_same_params(ours, twin)
 
 
-@each(wrong=[{}, {"state": {}}, {"param_groups": []}, [], None, 3], flat=FLAT)
-def test_what_is_no_checkpoint_changes_nothing(wrong: Any, flat: bool) -> None:
-    ours, twin = started(flat=flat), started(flat=flat)
+@each(wrong=[{}, {"state": {}}, {"param_groups": []}, [], None, 3])
+def test_what_is_no_checkpoint_changes_nothing(wrong: Any) -> None:
+    ours, twin = started(), started()
     with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
         ours.load_state_dict(wrong)
     assert repr(ours.state_dict()) == repr(twin.state_dict())
     run(ours, 5)
 
 
-@each(optimizer=[rmsprop(0.1), sgd(0.1, momentum=0.9)], torchs=[False, True], flat=FLAT)
-def test_a_checkpoint_of_another_class_is_a_value_error(
-    optimizer: Optimizer, torchs: bool, flat: bool
-) -> None:
-    ours = started(optimizer, flat=flat)
+@each(optimizer=[rmsprop(0.1), sgd(0.1, momentum=0.9)], torchs=[False, True])
+def test_a_checkpoint_of_another_class_is_a_value_error(optimizer: Optimizer, torchs: bool) -> None:
+    ours = started(optimizer)
     before = repr(ours.state_dict())
     with pytest.raises(ValueError, match=r"."):
         ours.load_state_dict((twins("AdamW").theirs if torchs else started()).state_dict())
@@ -139,11 +136,10 @@ def with_more(saved: dict[str, Any]) -> None:
         ("SGD momentum", with_nones),
         ("Adam", with_more),
     ],
-    flat=FLAT,
 )
-def test_an_odd_checkpoint_is_taken_as_torch_takes_it(given: Any, flat: bool) -> None:
+def test_an_odd_checkpoint_is_taken_as_torch_takes_it(given: Any) -> None:
     name, change = given
-    pair = twins(name, flat=flat)
+    pair = twins(name)
     pair.step(0)
     saved = copy.deepcopy(pair.theirs.state_dict())
     change(saved)
@@ -157,14 +153,13 @@ def test_an_odd_checkpoint_is_taken_as_torch_takes_it(given: Any, flat: bool) ->
         pair.assert_same()
 
 
-def stepped(flat: bool) -> Twins:
-    pair = twins("AdamW", flat=flat)
+def stepped() -> Twins:
+    pair = twins("AdamW")
     pair.step(0)
     return pair
 
 
-@each(flat=FLAT)
-def test_load_hooks_run_as_torch_s_do(flat: bool) -> None:
+def test_load_hooks_run_as_torch_s_do() -> None:
     def seen_by(one: torch.optim.Optimizer) -> list[Any]:
         seen: list[Any] = []
 
@@ -189,16 +184,15 @@ def test_load_hooks_run_as_torch_s_do(flat: bool) -> None:
         one.load_state_dict(one.state_dict())
         return seen
 
-    pair = stepped(flat)
+    pair = stepped()
     assert seen_by(pair.ours) == seen_by(pair.theirs)
     assert pair.ours.param_groups[0]["lr"] == 0.125
     pair.step(1)
     pair.assert_same()
 
 
-@each(flat=FLAT)
-def test_a_load_pre_hook_that_writes_into_the_dict_does_not_reach_the_caller_s(flat: bool) -> None:
-    ours = started(flat=flat)
+def test_a_load_pre_hook_that_writes_into_the_dict_does_not_reach_the_caller_s() -> None:
+    ours = started()
     saved = copy.deepcopy(ours.state_dict())
     before = repr(saved)
 
@@ -213,9 +207,8 @@ def test_a_load_pre_hook_that_writes_into_the_dict_does_not_reach_the_caller_s(f
     assert not ours.state[params_of(ours)[0]]["exp_avg"].any()
 
 
-@each(flat=FLAT)
-def test_a_load_post_hook_finds_a_complete_state(flat: bool) -> None:
-    ours = started(flat=flat)
+def test_a_load_post_hook_finds_a_complete_state() -> None:
+    ours = started()
     found: list[Any] = []
     ours.register_load_state_dict_post_hook(
         lambda one: found.extend(one.state[param]["step"].dtype for param in params_of(one))
@@ -225,8 +218,7 @@ def test_a_load_post_hook_finds_a_complete_state(flat: bool) -> None:
     assert found == [torch.int64] * 4
 
 
-@each(flat=FLAT)
-def test_state_dict_hooks_run_as_torch_s_do_and_see_what_is_written(flat: bool) -> None:
+def test_state_dict_hooks_run_as_torch_s_do_and_see_what_is_written() -> None:
     dicts: list[dict[str, Any]] = []
 
     def written_by(one: torch.optim.Optimizer) -> list[Any]:
@@ -246,7 +238,7 @@ def test_state_dict_hooks_run_as_torch_s_do_and_see_what_is_written(flat: bool) 
         assert one.state_dict() is instead
         return seen
 
-    pair = stepped(flat)
+    pair = stepped()
     assert written_by(pair.ours) == written_by(pair.theirs)
     assert_same_written(*dicts)
 

@@ -13,7 +13,7 @@ from torch.optim import swa_utils
 from functional_optim import TorchOptimizer, adamw, chain, clip_by_global_norm
 from tests.choices import each
 
-from .support import FLAT, Params, Twins, params_of, twins
+from .support import Params, Twins, params_of, twins
 
 STEPS = 7
 
@@ -110,12 +110,10 @@ def test_every_scheduler_of_torch_is_here() -> None:
 NAMES = ["SGD nesterov", "AdamW amsgrad maximize", "Adagrad"]
 
 
-@each(schedule=ALL, name=NAMES, groups=[small, in_groups], flat=FLAT)
-def test_a_schedule_is_the_same_on_torch_s_class(
-    schedule: str, name: str, groups: Any, flat: bool
-) -> None:
+@each(schedule=ALL, name=NAMES, groups=[small, in_groups])
+def test_a_schedule_is_the_same_on_torch_s_class(schedule: str, name: str, groups: Any) -> None:
     """Schedules that cycle momentum agree too; a class without momentum refuses them like torch."""
-    pair = twins(name, groups=groups, flat=flat)
+    pair = twins(name, groups=groups)
     if schedule in CYCLED and not pair.ours.defaults.keys() & {"betas", "momentum"}:
         for one in pair.both:
             with pytest.raises(ValueError, match="momentum"):
@@ -127,9 +125,9 @@ def test_a_schedule_is_the_same_on_torch_s_class(
         assert pair.ours.param_groups[0][key] != pair.ours.chain.hyper[key]
 
 
-@each(schedule={**SCHEDULES, **SETTING}, cls=[torch.optim.SGD, torch.optim.AdamW], flat=FLAT)
-def test_a_tensor_lr_is_scheduled_in_place(schedule: str, cls: Any, flat: bool) -> None:
-    pair = twins((cls, {}), groups=small, flat=flat)
+@each(schedule={**SCHEDULES, **SETTING}, cls=[torch.optim.SGD, torch.optim.AdamW])
+def test_a_tensor_lr_is_scheduled_in_place(schedule: str, cls: Any) -> None:
+    pair = twins((cls, {}), groups=small)
     for one in pair.both:
         one.param_groups[0]["lr"] = torch.tensor(0.1, dtype=torch.float64)
     tensor = pair.ours.param_groups[0]["lr"]
@@ -142,9 +140,9 @@ def test_a_tensor_lr_is_scheduled_in_place(schedule: str, cls: Any, flat: bool) 
         assert torch.equal(tensor, pair.theirs.param_groups[0]["lr"])
 
 
-@each(name=["SGD momentum", "AdamW"], flat=FLAT)
-def test_a_run_is_resumed_with_its_schedule(name: str, flat: bool) -> None:
-    pair, fresh = twins(name, flat=flat), twins(name, flat=flat)
+@each(name=["SGD momentum", "AdamW"])
+def test_a_run_is_resumed_with_its_schedule(name: str) -> None:
+    pair, fresh = twins(name), twins(name)
     made = run(pair, ALL["SequentialLR"])
     resumed = [ALL["SequentialLR"](one) for one in fresh.both]
     for source, target in zip(pair.both, fresh.both, strict=True):
@@ -173,10 +171,9 @@ def test_no_warning_about_the_order_of_steps() -> None:
         late.step()
 
 
-@each(flat=FLAT)
-def test_a_chain_s_other_options_can_be_scheduled_by_hand(flat: bool) -> None:
+def test_a_chain_s_other_options_can_be_scheduled_by_hand() -> None:
     params = [torch.nn.Parameter(torch.zeros(2))]
-    optimizer = TorchOptimizer(params, chain(clip_by_global_norm(1.0), adamw(0.1)), flat=flat)
+    optimizer = TorchOptimizer(params, chain(clip_by_global_norm(1.0), adamw(0.1)))
     schedule = schedules.LambdaLR(optimizer, lambda epoch: 1.0 / (epoch + 1))
     for _ in range(3):
         optimizer.param_groups[0]["max_norm"] *= 0.5

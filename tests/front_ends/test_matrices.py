@@ -9,7 +9,7 @@ from torch import nn
 from functional_optim import TorchOptimizer, from_torch, muon, to_torch_state_dict
 
 from ..choices import each
-from .support import FLAT, assert_same_tensors
+from .support import assert_same_tensors
 
 SHAPES = ((3, 4), (5, 2), (3, 4), (3, 4), (1, 1))
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -40,13 +40,11 @@ def _run(
         optimizer.step()
 
 
-@each(options=OPTIONS, flat=FLAT)
-def test_a_torch_optimizer_is_torchs_and_goes_on_with_its_state_dict(
-    options: str, *, flat: bool
-) -> None:
+@each(options=OPTIONS)
+def test_a_torch_optimizer_is_torchs_and_goes_on_with_its_state_dict(options: str) -> None:
     hyper = OPTIONS[options]
     params, theirs = _params(), _params()
-    ours = TorchOptimizer(params, muon(**hyper), flat=flat)
+    ours = TorchOptimizer(params, muon(**hyper))
     twin = torch.optim.Muon(theirs, **hyper)
     _run(ours, params, 0, 3)
     _run(twin, theirs, 0, 3)
@@ -63,16 +61,15 @@ def test_a_torch_optimizer_is_torchs_and_goes_on_with_its_state_dict(
     dtype=[torch.float64, torch.float32],
     lr_dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64],
     adjust=[None, "match_rms_adamw"],
-    flat=FLAT,
 )
 def test_a_tensor_lr_is_multiplied_in_its_dtype(
-    dtype: torch.dtype, lr_dtype: torch.dtype, adjust: str | None, *, flat: bool
+    dtype: torch.dtype, lr_dtype: torch.dtype, adjust: str | None
 ) -> None:
     """Fault 14: the shape factor is multiplied in the dtype of ``lr``, even for subnormal halfs."""
     for number in (0.3, 1e-5) if lr_dtype.is_floating_point else (2,):
         lr = torch.tensor(number, dtype=lr_dtype)
         params, theirs = _params(dtype), _params(dtype)
-        _run(TorchOptimizer(params, muon(lr, adjust_lr_fn=adjust), flat=flat), params, 0, 2)
+        _run(TorchOptimizer(params, muon(lr, adjust_lr_fn=adjust)), params, 0, 2)
         _run(torch.optim.Muon(theirs, lr, adjust_lr_fn=adjust), theirs, 0, 2)
         assert_same_tensors(params, theirs)
 

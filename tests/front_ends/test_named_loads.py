@@ -79,10 +79,6 @@ def torch_like(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Torc
     return TorchOptimizer(list(params.items()), optimizer)
 
 
-def flat(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> TorchOptimizer:
-    return TorchOptimizer(list(params.items()), optimizer, flat=not optimizer.is_composed)
-
-
 class Sharded(ZeroRedundancyOptimizer):
     """ZeRO optimizer whose ``state_dict`` consolidates the state first."""
 
@@ -124,7 +120,6 @@ def by_hook(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Given:
 
 DOORS: dict[str, Callable[[Mapping[str, nn.Parameter], Optimizer], Any]] = {
     "TorchOptimizer": torch_like,
-    "flat": flat,
     "ZeRO": sharded,
     "local_optimizer": local,
     "step_hook": by_hook,

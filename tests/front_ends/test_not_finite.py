@@ -141,11 +141,9 @@ def by_update(optimizer: Optimizer, dtype: torch.dtype, steps: Sequence[Grads]) 
     return params, {int(leaf.step) for name, leaf in state.leaves.items() if name != NEVER}
 
 
-def by_torch_optimizer(
-    optimizer: Optimizer, dtype: torch.dtype, steps: Sequence[Grads], *, flat: bool = False
-) -> Any:
+def by_torch_optimizer(optimizer: Optimizer, dtype: torch.dtype, steps: Sequence[Grads]) -> Any:
     params = params_of(dtype)
-    ours = TorchOptimizer(named(params), optimizer, flat=flat)
+    ours = TorchOptimizer(named(params), optimizer)
     for grads in steps:
         give(params, grads)
         ours.step()
@@ -218,14 +216,13 @@ def by_workers(optimizer: Optimizer, dtype: torch.dtype, steps: Sequence[Grads])
 
 FRONT_ENDS: dict[str, FrontEnd] = {
     "TorchOptimizer": by_torch_optimizer,
-    "flat": partial(by_torch_optimizer, flat=True),
     "bind": by_bind,
     "step_hook": by_step_hook,
     "ZeRO": by_zero,
     "ZeRO hook": by_zero_hook,
     "workers": by_workers,
 }
-SHARE_NOTHING = ("flat", "bind", "ZeRO", "ZeRO hook")
+SHARE_NOTHING = ("bind", "ZeRO", "ZeRO hook")
 """Front-ends that need one chain for all leaves, without shared scalars."""
 TAIL = sgd(lr=0.5, momentum=0.5)
 CLIPS = chain(clip_by_global_norm(0.3), TAIL)

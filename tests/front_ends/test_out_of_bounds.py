@@ -10,7 +10,6 @@ from tests.choices import each
 
 from .support import (
     CLASSES,
-    FLAT,
     assert_same_params,
     assert_same_tensors,
     parameters,
@@ -42,10 +41,10 @@ ALL = [(cls, bad) for cls in CLASSES for bad in [*BAD[cls], *LR]]
 TOLD = "must|needs"
 
 
-def grouped(cls: type, *, flat: bool) -> TorchOptimizer:
+def grouped(cls: type) -> TorchOptimizer:
     """Return an optimizer with two groups, after one step."""
     groups = [{"params": [param]} for param in parameters()[:2]]
-    made = TorchOptimizer(groups, as_functional_optim(cls), flat=flat)
+    made = TorchOptimizer(groups, as_functional_optim(cls))
     run(made, 0)
     return made
 
@@ -53,12 +52,12 @@ def grouped(cls: type, *, flat: bool) -> TorchOptimizer:
 @each(number=range(len(ALL)))
 def test_it_is_refused_before_anything_is_changed(number: int) -> None:
     """Constructors, a new group, and a step refuse the value."""
-    (cls, bad), flat = ALL[number], bool(number % 2)
+    cls, bad = ALL[number]
     with pytest.raises(ValueError, match=TOLD):
         as_functional_optim(cls, **bad)
     with pytest.raises(ValueError, match=TOLD):
-        TorchOptimizer([{"params": parameters(), **bad}], as_functional_optim(cls), flat=flat)
-    optimizer, twin = (grouped(cls, flat=flat) for _ in range(2))
+        TorchOptimizer([{"params": parameters(), **bad}], as_functional_optim(cls))
+    optimizer, twin = (grouped(cls) for _ in range(2))
     with pytest.raises(ValueError, match=TOLD):
         optimizer.add_param_group({"params": parameters(2), **bad})
     assert (len(optimizer.param_groups), len(optimizer.state)) == (2, 2)
@@ -88,11 +87,10 @@ def test_it_is_refused_before_anything_is_changed(number: int) -> None:
         ({"amsgrad": True}, (KeyError, ValueError), "max_exp_avg_sq"),
         (None, KeyError, "eps"),
     ],
-    flat=FLAT,
 )
-def test_a_value_that_cannot_be_changes_nothing(wrong: Any, flat: bool) -> None:
+def test_a_value_that_cannot_be_changes_nothing(wrong: Any) -> None:
     options, error, told = wrong
-    optimizer = grouped(torch.optim.AdamW, flat=flat)
+    optimizer = grouped(torch.optim.AdamW)
     before = values_of(optimizer)
     if options is None:
         del optimizer.param_groups[1]["eps"]
@@ -104,9 +102,8 @@ def test_a_value_that_cannot_be_changes_nothing(wrong: Any, flat: bool) -> None:
     assert_same_tensors(params_of(optimizer), before)
 
 
-@each(flat=FLAT)
-def test_a_tensor_that_became_bad_in_place(flat: bool) -> None:
-    optimizer = TorchOptimizer(parameters(), adamw(torch.tensor(0.1)), flat=flat)
+def test_a_tensor_that_became_bad_in_place() -> None:
+    optimizer = TorchOptimizer(parameters(), adamw(torch.tensor(0.1)))
     run(optimizer, 0)
     before = values_of(optimizer)
     optimizer.param_groups[0]["lr"].fill_(-1.0)
@@ -115,10 +112,9 @@ def test_a_tensor_that_became_bad_in_place(flat: bool) -> None:
     assert_same_tensors(params_of(optimizer), before)
 
 
-@each(flat=FLAT)
-def test_a_tensor_in_a_pair_that_became_bad_in_place(flat: bool) -> None:
+def test_a_tensor_in_a_pair_that_became_bad_in_place() -> None:
     made = adamw(0.1, betas=(torch.tensor(0.9), torch.tensor(0.999)))
-    optimizer = TorchOptimizer(parameters(), made, flat=flat)
+    optimizer = TorchOptimizer(parameters(), made)
     run(optimizer, 0)
     before = values_of(optimizer)
     optimizer.param_groups[0]["betas"][0].fill_(2.0)
@@ -135,9 +131,8 @@ def test_an_option_under_a_name_of_two_stages_is_not_taken_silently() -> None:
         TorchOptimizer([{"params": parameters(), "weight_decay": 0.0}], both)
 
 
-@each(flat=FLAT)
-def test_options_that_others_put_into_a_group_are_left_there(flat: bool) -> None:
+def test_options_that_others_put_into_a_group_are_left_there() -> None:
     group = {"params": parameters(), "initial_lr": 0.1, "name": "all"}
-    optimizer = TorchOptimizer([group], chain(clip_by_value(1.0), sgd(0.1)), flat=flat)
+    optimizer = TorchOptimizer([group], chain(clip_by_value(1.0), sgd(0.1)))
     run(optimizer, 0)
     assert optimizer.param_groups[0]["name"] == "all"

@@ -42,7 +42,6 @@ def parts(lr: Tensor) -> Optimizer:
 
 MADE: dict[str, Callable[[Tensor], list[dict[str, Any]]]] = {
     "options of groups": lambda lr: TorchOptimizer(groups(lr), sgd(0.1)).param_groups,
-    "flat": lambda lr: TorchOptimizer(groups(lr), sgd(0.1), flat=True).param_groups,
     "defaults": lambda lr: (
         TorchOptimizer([{"params": [one]} for one in params().values()], sgd(lr)).param_groups
     ),

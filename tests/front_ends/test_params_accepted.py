@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import TorchOptimizer, adam, sgd
-from tests.choices import each
+from functional_optim import TorchOptimizer, adam, adamw, lbfgs, sgd
+from tests.choices import case, each
 
 from .support import parameters, params_of, run, set_grads
 
@@ -18,10 +18,6 @@ def pair() -> list[torch.nn.Parameter]:
 
 def ours(params: Any) -> TorchOptimizer:
     return TorchOptimizer(params, adam(0.1))
-
-
-def flat(params: Any) -> TorchOptimizer:
-    return TorchOptimizer(params, adam(0.1), flat=True)
 
 
 def torchs(params: Any) -> torch.optim.Optimizer:
@@ -48,10 +44,10 @@ TAKEN: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
-@each(name=TAKEN, make=[ours, flat])
-def test_what_torch_takes_is_taken(name: str, make: Any) -> None:
+@each(name=TAKEN)
+def test_what_torch_takes_is_taken(name: str) -> None:
     mine, theirs = pair(), pair()
-    got, want = make(TAKEN[name](mine)), torchs(TAKEN[name](theirs))
+    got, want = ours(TAKEN[name](mine)), torchs(TAKEN[name](theirs))
     sizes = [[len(group["params"]) for group in one.param_groups] for one in (got, want)]
     assert sizes[0] == sizes[1]
     assert all(a is b for a, b in zip(params_of(got), mine, strict=True))
@@ -120,7 +116,7 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[list[Any]], Any]]] = {
 }
 
 
-@each(name=REFUSED, make=[torchs, ours, flat])
+@each(name=REFUSED, make=[torchs, ours])
 def test_what_torch_refuses_is_refused_with_its_type(name: str, make: Any) -> None:
     error, given = REFUSED[name]
     with pytest.raises(error):
@@ -132,10 +128,10 @@ ADDED = [
 ]
 
 
-@each(name=ADDED, make=[ours, flat])
-def test_a_refused_group_leaves_the_optimizer_as_it_was(name: str, make: Any) -> None:
+@each(name=ADDED)
+def test_a_refused_group_leaves_the_optimizer_as_it_was(name: str) -> None:
     error, given = REFUSED[name]
-    optimizer = make(pair())
+    optimizer = ours(pair())
     groups, state = list(optimizer.param_groups), dict(optimizer.state)
     found = given(parameters(2)[:2])
     with pytest.raises(error):
@@ -147,7 +143,7 @@ def test_a_refused_group_leaves_the_optimizer_as_it_was(name: str, make: Any) ->
 
 def test_one_parameter_twice_in_a_group_is_a_user_warning() -> None:
     first = pair()[0]
-    for make in (torchs, ours, flat):
+    for make in (torchs, ours):
         with pytest.warns(UserWarning, match="duplicate parameters"):
             make([first, first])
 
@@ -158,19 +154,30 @@ def test_one_parameter_twice_in_a_group_is_a_user_warning() -> None:
         (torch.zeros(2, dtype=torch.bool), "dtype"),
         (torch.eye(2).to_sparse(), "layout"),
         (torch.zeros(1).expand(3), "stride 0"),
-    ],
-    make=[ours, flat],
+    ]
 )
-def test_what_no_rule_can_step_is_refused(given: Any, make: Any) -> None:
+def test_what_no_rule_can_step_is_refused(given: Any) -> None:
     tensor, told = given
     with pytest.raises(ValueError, match=told):
-        make([tensor])
+        ours([tensor])
 
 
 @each(not_one=[None, adam, torch.optim.Adam, "adam", 0.1])
 def test_the_second_argument_is_an_optimizer(not_one: Any) -> None:
     with pytest.raises(TypeError, match="functional_optim.Optimizer"):
         TorchOptimizer(pair(), not_one)
+
+
+def test_the_argument_that_was_removed_is_refused() -> None:
+    """The error says that ``flat`` was removed, for every kind of optimizer."""
+    for optimizer in (adamw(), lbfgs()):
+        for flat in (True, False):
+            removed: dict[str, Any] = {"flat": flat}
+            with (
+                case(optimizer=optimizer, flat=flat),
+                pytest.raises(TypeError, match="flat of TorchOptimizer was removed"),
+            ):
+                TorchOptimizer(pair(), optimizer, **removed)
 
 
 def test_overrides_by_path_become_groups() -> None:

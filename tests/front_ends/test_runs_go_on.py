@@ -29,7 +29,6 @@ from tests.choices import each, each_value
 from .runs import FORMS, HISTORIES, KINDS, WAYS, History, begun, resumed
 from .support import (
     CASES,
-    FLAT,
     ONE_EACH,
     assert_same_entries,
     assert_same_params,
@@ -84,7 +83,7 @@ def is_torchs_own_break(made: History, name: str, kinds: set[str]) -> bool:
     """
     keeps_numbers = name.startswith(("NAdam", "ASGD")) and made.dtype != torch.float32
     is_empty = any(0 in shape for shape in made.shapes)
-    loads = not kinds <= {"ours", "flat"}
+    loads = not kinds <= {"ours"}
     return (keeps_numbers and loads) or (name.startswith("Adafactor") and is_empty)
 
 
@@ -97,9 +96,9 @@ def parts(value: Any) -> list[Any]:
     return found
 
 
-@each(name=["SGD momentum", "AdamW amsgrad maximize", "Rprop"], ours=[True, False], flat=FLAT)
-def test_the_caller_s_dict_is_neither_changed_nor_kept(name: str, ours: bool, flat: bool) -> None:
-    pair, fresh = (twins(name, groups=grouped(name), flat=flat) for _ in range(2))
+@each(name=["SGD momentum", "AdamW amsgrad maximize", "Rprop"], ours=[True, False])
+def test_the_caller_s_dict_is_neither_changed_nor_kept(name: str, ours: bool) -> None:
+    pair, fresh = (twins(name, groups=grouped(name)) for _ in range(2))
     pair.step(0)
     written = copy.deepcopy((pair.ours if ours else pair.theirs).state_dict())
     written["param_groups"][0]["lr"] = torch.tensor(0.1)
@@ -118,12 +117,11 @@ def test_the_caller_s_dict_is_neither_changed_nor_kept(name: str, ours: bool, fl
     assert repr(written) == before
 
 
-@each(flat=FLAT)
-def test_names_are_kept_and_do_not_matter(flat: bool) -> None:
+def test_names_are_kept_and_do_not_matter() -> None:
     def named(params: list[Any]) -> Any:
         return [(f"p{i}", param) for i, param in enumerate(params)]
 
-    pair, fresh = twins("AdamW", groups=named, flat=flat), twins("AdamW", flat=flat)
+    pair, fresh = twins("AdamW", groups=named), twins("AdamW")
     pair.step(0)
     assert pair.ours.state_dict()["param_groups"][0]["param_names"] == ["p0", "p1", "p2", "p3"]
     for source, target in zip(pair.both, fresh.both, strict=True):
@@ -132,9 +130,8 @@ def test_names_are_kept_and_do_not_matter(flat: bool) -> None:
     assert names[0] == names[1]
 
 
-@each(flat=FLAT)
-def test_dtypes_follow_the_parameters(flat: bool) -> None:
-    wide, narrow = twins("AdamW", flat=flat), twins("AdamW", torch.bfloat16, flat=flat)
+def test_dtypes_follow_the_parameters() -> None:
+    wide, narrow = twins("AdamW"), twins("AdamW", torch.bfloat16)
     wide.step(0)
     for source, target in zip(wide.both, narrow.both, strict=True):
         target.load_state_dict(source.state_dict())
@@ -145,18 +142,17 @@ def test_dtypes_follow_the_parameters(flat: bool) -> None:
     narrow.assert_same()
 
 
-@each(names=[("AdamW", "Adam"), ("Adam", "AdamW")], flat=FLAT)
-def test_a_decay_of_the_other_kind_is_not_taken_silently(names: Any, flat: bool) -> None:
+@each(names=[("AdamW", "Adam"), ("Adam", "AdamW")])
+def test_a_decay_of_the_other_kind_is_not_taken_silently(names: Any) -> None:
     # The state dict says "decoupled_weight_decay", which this chain cannot do.
-    source, target = (twins(name, flat=flat) for name in names)
+    source, target = (twins(name) for name in names)
     with pytest.raises(ValueError, match="decoupled"):
         target.ours.load_state_dict(source.theirs.state_dict())
 
 
-@each(flat=FLAT)
-def test_a_chain_with_more_than_the_rule(flat: bool) -> None:
+def test_a_chain_with_more_than_the_rule() -> None:
     optimizer = chain(clip_by_global_norm(1.0), adamw(0.1))
-    one, two = (TorchOptimizer(parameters(), optimizer, flat=flat) for _ in range(2))
+    one, two = (TorchOptimizer(parameters(), optimizer) for _ in range(2))
     run(one, 0)
     one.param_groups[0]["max_norm"] = 0.5
     two.load_state_dict(one.state_dict())
@@ -169,21 +165,20 @@ def test_a_chain_with_more_than_the_rule(flat: bool) -> None:
     assert_same_params(one, two)
 
 
-@each(flat=FLAT)
-def test_a_long_run_s_step_count_survives(flat: bool) -> None:
-    ours, fresh = (TorchOptimizer(parameters(), adamw(0.1), flat=flat) for _ in range(2))
+def test_a_long_run_s_step_count_survives() -> None:
+    ours, fresh = (TorchOptimizer(parameters(), adamw(0.1)) for _ in range(2))
     for entries in ours.state.values():
         entries["step"].fill_(2**24 + 1)
     fresh.load_state_dict(ours.state_dict())
     assert {int(entries["step"]) for entries in fresh.state.values()} == {2**24 + 1}
 
 
-@each(name=["SGD momentum", "Adam amsgrad", "AdamW", "Adagrad decays"], flat=FLAT)
-def test_to_and_from_fused_classes(name: str, flat: bool) -> None:
+@each(name=["SGD momentum", "Adam amsgrad", "AdamW", "Adagrad decays"])
+def test_to_and_from_fused_classes(name: str) -> None:
     cls, options = CASES[name]
     fused: Any = cls(parameters(), fused=True, **options)
     run(fused, 0, 1)
-    pair = twins(name, flat=flat)
+    pair = twins(name)
     pair.ours.load_state_dict(fused.state_dict())
     made = from_torch(fused)
     for ours, theirs, taken in zip(

@@ -11,7 +11,6 @@ from tests.choices import each
 
 from .support import (
     CASES,
-    FLAT,
     ONE_EACH,
     Case,
     Twins,
@@ -25,9 +24,9 @@ from .support import (
 )
 
 
-@each(name=ONE_EACH, flat=FLAT)
-def test_a_grad_scaler_skips_the_step_with_an_inf(name: str, flat: bool) -> None:
-    pair = twins(name, flat=flat)
+@each(name=ONE_EACH)
+def test_a_grad_scaler_skips_the_step_with_an_inf(name: str) -> None:
+    pair = twins(name)
     scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) for _ in range(2)]
     for scaler in scalers:
         scaler.scale(torch.zeros(()))
@@ -60,7 +59,7 @@ def test_a_grad_scaler_returns_what_the_step_returns() -> None:
 
 
 def embeddings(
-    case: Case, *, executor: Any = "reference", flat: bool = False
+    case: Case, *, executor: Any = "reference"
 ) -> tuple[Twins, list[torch.nn.Embedding]]:
     tables = []
     for _ in range(2):
@@ -72,7 +71,7 @@ def embeddings(
     made: Any = cls
     chain = as_functional_optim(cls, **options).using(executor=executor)
     theirs = made(tables[1].parameters(), foreach=False, **options)
-    return Twins(theirs, TorchOptimizer(tables[0].parameters(), chain, flat=flat)), tables
+    return Twins(theirs, TorchOptimizer(tables[0].parameters(), chain)), tables
 
 
 def sparse_step(pair: Twins, tables: list[torch.nn.Embedding], rows: list[int]) -> None:
@@ -108,10 +107,10 @@ REFUSED = [
 ]
 
 
-@each(name=CLOSE, flat=FLAT)
-def test_rows_are_stepped_as_torch_steps_them(name: str, flat: bool) -> None:
+@each(name=CLOSE)
+def test_rows_are_stepped_as_torch_steps_them(name: str) -> None:
     """SGD has torch's bits if no row repeats, and rows without a gradient stay unchanged."""
-    pair, tables = embeddings(CLOSE[name], flat=flat)
+    pair, tables = embeddings(CLOSE[name])
     before = tables[0].weight.detach().clone()
     for rows in ([1, 4], [4, 0, 6], [2]):
         sparse_step(pair, tables, rows)
@@ -123,9 +122,9 @@ def test_rows_are_stepped_as_torch_steps_them(name: str, flat: bool) -> None:
     assert same_bits(tables[0].weight[[3, 5]], before[[3, 5]])
 
 
-@each(name=REFUSED, flat=FLAT)
-def test_where_torch_refuses_sparse_gradients_nothing_is_changed(name: str, flat: bool) -> None:
-    pair, tables = embeddings(CASES[name], flat=flat)
+@each(name=REFUSED)
+def test_where_torch_refuses_sparse_gradients_nothing_is_changed(name: str) -> None:
+    pair, tables = embeddings(CASES[name])
     dense = torch.nn.Parameter(torch.ones(2))
     pair.ours.add_param_group({"params": [dense]})
     dense.grad = torch.ones(2)
@@ -139,9 +138,8 @@ def test_where_torch_refuses_sparse_gradients_nothing_is_changed(name: str, flat
     assert int(pair.ours.state[dense]["step"]) == 0
 
 
-@each(flat=FLAT)
-def test_sparse_and_dense_parameters_together(flat: bool) -> None:
-    pair, tables = embeddings(CASES["SGD momentum"], flat=flat)
+def test_sparse_and_dense_parameters_together() -> None:
+    pair, tables = embeddings(CASES["SGD momentum"])
     extra = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     for optimizer, param in zip(pair.both, extra, strict=True):
         optimizer.add_param_group({"params": [param], "lr": 0.5})
@@ -154,9 +152,8 @@ def test_sparse_and_dense_parameters_together(flat: bool) -> None:
         assert_close(tables)
 
 
-@each(flat=FLAT)
-def test_a_checkpoint_with_a_sparse_buffer_of_torch_s_is_continued(flat: bool) -> None:
-    pair, tables = embeddings(CASES["SGD momentum"], flat=flat)
+def test_a_checkpoint_with_a_sparse_buffer_of_torch_s_is_continued() -> None:
+    pair, tables = embeddings(CASES["SGD momentum"])
     sparse_step(pair, tables, [1, 4])
     assert pair.theirs.state[tables[1].weight]["momentum_buffer"].is_sparse
     pair.ours.load_state_dict(pair.theirs.state_dict())
@@ -164,11 +161,10 @@ def test_a_checkpoint_with_a_sparse_buffer_of_torch_s_is_continued(flat: bool) -
     assert_close(tables)
 
 
-@each(flat=FLAT)
-def test_a_transform_before_sparse_rows(flat: bool) -> None:
+def test_a_transform_before_sparse_rows() -> None:
     table = torch.nn.Embedding(4, 2, sparse=True)
     before = table.weight.detach().clone()
-    optimizer = TorchOptimizer(table.parameters(), chain(clip_by_value(0.5), sgd(1.0)), flat=flat)
+    optimizer = TorchOptimizer(table.parameters(), chain(clip_by_value(0.5), sgd(1.0)))
     table(torch.tensor([1, 1, 2])).sum().backward()
     optimizer.step()
     moved = (before - table.weight).detach()

@@ -25,7 +25,6 @@ def one() -> torch.Tensor:
 
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "TorchOptimizer": lambda lr: TorchOptimizer([one()], sgd(lr)),
-    "flat": lambda lr: TorchOptimizer([one()], sgd(lr), flat=True),
     "a group's own": lambda lr: TorchOptimizer([{"params": [one()], "lr": lr}], sgd(0.5)),
     "ZeRO": lambda lr: ZeroRedundancyOptimizer([one()], sgd(lr)),
     "ZeRO, a group's own": lambda lr: ZeroRedundancyOptimizer(
@@ -65,11 +64,11 @@ def test_a_scheduler_beside_a_schedule_is_refused(schedule: str, maker: str, ste
     assert step(optimizer) == 1.0 - 2.0 * (1.0 - 0.5 ** (steps + 1))
 
 
-@each(schedule=ALL, maker=["TorchOptimizer", "flat"])
-def test_a_scheduler_beside_a_loaded_schedule_is_refused(schedule: str, maker: str) -> None:
+@each(schedule=ALL)
+def test_a_scheduler_beside_a_loaded_schedule_is_refused(schedule: str) -> None:
     """Fault 28: loading a checkpoint makes new groups, over which a scheduler is refused too."""
-    optimizer = MAKERS[maker](0.5)
-    optimizer.load_state_dict(MAKERS[maker](halving).state_dict())
+    optimizer = TorchOptimizer([one()], sgd(0.5))
+    optimizer.load_state_dict(TorchOptimizer([one()], sgd(halving)).state_dict())
     with pytest.raises(TypeError, match=MESSAGE):
         ALL[schedule](optimizer)
 
@@ -87,11 +86,11 @@ def test_a_scheduler_beside_a_schedule_on_workers_is_refused(schedule: str) -> N
         made.close()
 
 
-@each(schedule=CYCLED, flat=[False, True])
-def test_a_momentum_that_is_scheduled_is_not_replaced(schedule: str, flat: bool) -> None:
+@each(schedule=CYCLED)
+def test_a_momentum_that_is_scheduled_is_not_replaced(schedule: str) -> None:
     """Fault 28: a scheduled momentum, or a scheduled value of betas, is not replaced."""
     for optimizer in (adamw(0.1, betas=(falling, 0.9)), sgd(0.1, momentum=falling)):
-        made = TorchOptimizer([one()], optimizer, flat=flat)
+        made = TorchOptimizer([one()], optimizer)
         with pytest.raises(TypeError, match="(betas|momentum) is the schedule falling"):
             CYCLED[schedule](made)
 
@@ -121,10 +120,9 @@ def test_the_schedule_alone_is_followed_and_a_number_is_scheduled(maker: str) ->
         scheduler.step()
 
 
-@each(maker=["TorchOptimizer", "flat"])
-def test_a_number_put_in_its_place_is_scheduled(maker: str) -> None:
+def test_a_number_put_in_its_place_is_scheduled() -> None:
     """A number that replaces the schedule can be scheduled, even after a refused scheduler."""
-    optimizer = MAKERS[maker](halving)
+    optimizer = TorchOptimizer([one()], sgd(halving))
     with pytest.raises(TypeError, match=MESSAGE):
         schedules.ConstantLR(optimizer, 0.5)
     for group in optimizer.param_groups:
@@ -133,13 +131,12 @@ def test_a_number_put_in_its_place_is_scheduled(maker: str) -> None:
     assert step(optimizer) == 0.5
 
 
-@each(flat=[False, True])
-def test_it_is_copied_and_pickled_with_the_optimizer(flat: bool) -> None:
-    optimizer = TorchOptimizer([one()], sgd(halving), flat=flat)
+def test_it_is_copied_and_pickled_with_the_optimizer() -> None:
+    optimizer = TorchOptimizer([one()], sgd(halving))
     step(optimizer)
     for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
         assert step(twin) == -0.5
-    other = TorchOptimizer([torch.zeros(2, requires_grad=True)], sgd(0.3), flat=flat)
+    other = TorchOptimizer([torch.zeros(2, requires_grad=True)], sgd(0.3))
     other.load_state_dict(optimizer.state_dict())
     assert step(other) == -0.5
     with pytest.raises(TypeError, match=MESSAGE):

@@ -17,9 +17,8 @@ from functional_optim import (
     register_functional_optim,
 )
 from functional_optim.core.state_init import fields_of
-from tests.choices import each
 
-from .support import FLAT, assert_same_tensors, parameters, same_bits, set_grads
+from .support import assert_same_tensors, parameters, same_bits, set_grads
 
 SHAPES = ((3, 4), (37,), (2, 30), ())
 
@@ -91,17 +90,16 @@ def run(own: list[torch.nn.Parameter], optimizer: Any, steps: range) -> None:
         optimizer.step()
 
 
-@each(flat=FLAT)
-def test_stepped_and_resumed(flat: bool) -> None:
+def test_stepped_and_resumed() -> None:
     """Every tensor of a list has its own name, and is restored from a checkpoint."""
     own = params()
-    one = TorchOptimizer(own, sided(), flat=flat)
+    one = TorchOptimizer(own, sided())
     run(own, one, range(3))
     assert set(one.state[own[0]]) == {"step", "sides[0]", "sides[1]"}
     assert set(one.state[own[1]]) == {"step"}
     assert set(one.state[own[2]]) == {"step", "sides"}
     again = [torch.nn.Parameter(param.detach().clone()) for param in own]
-    two = TorchOptimizer(again, sided(), flat=flat)
+    two = TorchOptimizer(again, sided())
     two.load_state_dict(copy.deepcopy(one.state_dict()))
     for held, optimizer in ((own, one), (again, two)):
         run(held, optimizer, range(3, 6))
@@ -109,11 +107,10 @@ def test_stepped_and_resumed(flat: bool) -> None:
     assert_same_tensors(own, by_update(sided(), range(6)))
 
 
-@each(flat=FLAT)
-def test_a_list_that_lacks_a_tensor_is_refused(flat: bool) -> None:
+def test_a_list_that_lacks_a_tensor_is_refused() -> None:
     """The error names the missing tensor."""
     own = params()
-    one = TorchOptimizer(own, sided(), flat=flat)
+    one = TorchOptimizer(own, sided())
     run(own, one, range(1))
     state_dict = copy.deepcopy(one.state_dict())
     del state_dict["state"][0]["sides[1]"]
@@ -121,8 +118,7 @@ def test_a_list_that_lacks_a_tensor_is_refused(flat: bool) -> None:
         one.load_state_dict(state_dict)
 
 
-@each(flat=FLAT)
-def test_init_is_asked_about_shapes_that_there_are(flat: bool) -> None:
+def test_init_is_asked_about_shapes_that_there_are() -> None:
     """``init`` gets only shapes of parameters, and never an empty tensor."""
     asked: set[tuple[int, ...]] = set()
 
@@ -131,14 +127,13 @@ def test_init_is_asked_about_shapes_that_there_are(flat: bool) -> None:
         return sides_init(param, hyper)
 
     own = params()
-    optimizer = TorchOptimizer(own, sided(init), flat=flat)
+    optimizer = TorchOptimizer(own, sided(init))
     run(own, optimizer, range(2))
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert asked <= set(SHAPES)
 
 
-@each(flat=FLAT)
-def test_an_init_that_looks_at_values(flat: bool) -> None:
+def test_an_init_that_looks_at_values() -> None:
     """Such an ``init`` cannot run on a tensor without memory, so it gets one with memory."""
 
     def init(param: Tensor, hyper: Hyper) -> Sides:
@@ -149,7 +144,7 @@ def test_an_init_that_looks_at_values(flat: bool) -> None:
     assert [field.tensors for field in fields[0]] == [2]
     own = params()
     start = float(own[0].detach().abs().sum())
-    optimizer = TorchOptimizer(own, sided(init), flat=flat)
+    optimizer = TorchOptimizer(own, sided(init))
     assert same_bits(optimizer.state[own[0]]["sides[0]"], torch.full((3,), start))
     run(own, optimizer, range(2))
 
@@ -169,13 +164,14 @@ def matrices_rule(param: Tensor, grad: Tensor, state: Kept, c: Hyper) -> tuple[T
     return param - c.lr * buf, Kept([buf])
 
 
-@each(flat=FLAT)
-def test_element_by_element_but_for_matrices_only(flat: bool) -> None:
-    """A parameter in a flat buffer has the fields of its shape, or stays outside of the buffer."""
+def test_element_by_element_but_for_matrices_only() -> None:
+    """Each parameter has the fields of its shape, also where flat buffers hold the parameters."""
     stage = Rule(name="m", hyper=Hyper, state=Kept, init=matrices_init, rule=matrices_rule)
-    optimizer, own = chain(stage(lr=0.1)), params()
-    run(own, TorchOptimizer(own, optimizer, flat=flat), range(3))
-    assert_same_tensors(own, by_update(optimizer, range(3)))
+    optimizer = chain(stage(lr=0.1))
+    for make in (TorchOptimizer, lambda own, one: one.bind(own)):
+        own = params()
+        run(own, make(own, optimizer), range(3))
+        assert_same_tensors(own, by_update(optimizer, range(3)))
 
 
 def test_fields_tell_shapes_apart() -> None:

@@ -25,7 +25,7 @@ from sharding import ZeroRedundancyOptimizer
 from tests import checkpoints
 from tests.choices import each
 
-from .support import FLAT, noise, same_bits
+from .support import noise, same_bits
 
 
 class TraceHyper(NamedTuple):
@@ -73,9 +73,9 @@ def by_update(optimizer: Optimizer, param: Tensor, steps: range) -> Tensor:
     return params
 
 
-def made(optimizer: Optimizer, *, flat: bool = False) -> tuple[torch.nn.Parameter, TorchOptimizer]:
+def made(optimizer: Optimizer) -> tuple[torch.nn.Parameter, TorchOptimizer]:
     param = torch.nn.Parameter(noise(100, 5))
-    return param, TorchOptimizer([param], optimizer, flat=flat)
+    return param, TorchOptimizer([param], optimizer)
 
 
 def step(param: Tensor, optimizer: Any, steps: range) -> None:
@@ -94,17 +94,15 @@ def test_the_names_of_chains() -> None:
     assert [own for own in state_names(apart.stages) if own][:2] == [("trace.buf",), ("other.buf",)]
 
 
-@each(chain_of=[twice, measured_between], storage=["float32", "bfloat16"], flat=FLAT)
-def test_a_stage_that_stands_twice_keeps_two_states(
-    chain_of: Any, storage: str, flat: bool
-) -> None:
+@each(chain_of=[twice, measured_between], storage=["float32", "bfloat16"])
+def test_a_stage_that_stands_twice_keeps_two_states(chain_of: Any, storage: str) -> None:
     """Steps equal the pure update, and continue from a checkpoint, in each storage."""
     optimizer = stored(chain_of(), state=storage)
-    param, one = made(optimizer, flat=flat)
+    param, one = made(optimizer)
     step(param, one, range(3))
     if storage == "float32":
         assert set(one.state[param]) == {"step", "trace.buf", "trace_2.buf"}
-    again, two = made(optimizer, flat=flat)
+    again, two = made(optimizer)
     with torch.no_grad():
         again.copy_(param)
     two.load_state_dict(copy.deepcopy(one.state_dict()))
@@ -114,26 +112,24 @@ def test_a_stage_that_stands_twice_keeps_two_states(
     assert same_bits(param, by_update(optimizer, noise(100, 5), range(6)))
 
 
-@each(flat=FLAT)
-def test_a_stored_chain_takes_the_plain_state(flat: bool) -> None:
+def test_a_stored_chain_takes_the_plain_state() -> None:
     """Each stored field loads the plain field of the same name."""
-    param, plain = made(measured_between(), flat=flat)
+    param, plain = made(measured_between())
     step(param, plain, range(2))
     optimizer = stored(measured_between(), state={"trace.buf": "bfloat16"})
-    again, narrow = made(optimizer, flat=flat)
+    again, narrow = made(optimizer)
     narrow.load_state_dict(plain.state_dict())
     held, want = narrow.state[again], plain.state[param]
     assert same_bits(held["trace_buf"], want["trace.buf"].to(torch.bfloat16))
     assert same_bits(held["trace_2_buf"], want["trace_2.buf"])
 
 
-@each(flat=FLAT)
-def test_a_field_with_a_dtype_of_its_own_under_a_longer_name(flat: bool) -> None:
+def test_a_field_with_a_dtype_of_its_own_under_a_longer_name() -> None:
     """The field is loaded as saved, and not rounded to the parameter's dtype."""
     optimizer = chain(double(decay=0.9), double(decay=0.7), sgd(lr=0.1))
-    param, one = made(optimizer, flat=flat)
+    param, one = made(optimizer)
     step(param, one, range(3))
-    again, two = made(optimizer, flat=flat)
+    again, two = made(optimizer)
     two.load_state_dict(one.state_dict())
     for name in ("double.buf", "double_2.buf"):
         assert same_bits(two.state[again][name], one.state[param][name])

@@ -28,7 +28,6 @@ from tests.choices import each
 from .support import (
     CASES,
     CLASSES,
-    FLAT,
     ONE_EACH,
     Params,
     assert_same_params,
@@ -87,11 +86,11 @@ SCENARIOS = {
 }
 
 
-@each("scenario", scenario=SCENARIOS, name=CASES, flat=FLAT)
-def test_steps_are_those_of_torch_s_class(scenario: str, name: str, flat: bool) -> None:
+@each("scenario", scenario=SCENARIOS, name=CASES)
+def test_steps_are_those_of_torch_s_class(scenario: str, name: str) -> None:
     made = SCENARIOS[scenario]
     with made.around():
-        pair = twins(name, made.dtype, made.groups(name), flat=flat)
+        pair = twins(name, made.dtype, made.groups(name))
         for seed, without in enumerate(made.without):
             if made.lrs:
                 pair.each(lambda one, lr=made.lrs[seed]: one.param_groups[0].update(lr=lr))
@@ -100,9 +99,9 @@ def test_steps_are_those_of_torch_s_class(scenario: str, name: str, flat: bool) 
         assert_same_written(pair.ours.state_dict(), pair.theirs.state_dict())
 
 
-@each(cls=CLASSES, shape=[(), (1,)], flat=FLAT)
-def test_a_tensor_lr_is_read_in_each_step(cls: Any, shape: tuple[int, ...], flat: bool) -> None:
-    pair = twins((cls, {"lr": torch.full(shape, 0.1)}), flat=flat)
+@each(cls=CLASSES, shape=[(), (1,)])
+def test_a_tensor_lr_is_read_in_each_step(cls: Any, shape: tuple[int, ...]) -> None:
+    pair = twins((cls, {"lr": torch.full(shape, 0.1)}))
     for one in pair.both:
         one.param_groups[0]["lr"] = torch.full(shape, 0.1)  # both need their own tensor
     for seed in range(2):
@@ -112,13 +111,13 @@ def test_a_tensor_lr_is_read_in_each_step(cls: Any, shape: tuple[int, ...], flat
         pair.each(lambda optimizer: optimizer.param_groups[0]["lr"].mul_(0.5))
 
 
-@each(name=ONE_EACH, flat=FLAT)
-def test_another_default_device(name: str, flat: bool) -> None:
+@each(name=ONE_EACH)
+def test_another_default_device(name: str) -> None:
     # "meta" stands in for an accelerator: tensors made without an explicit device appear there.
     pair = twins(name)
     cls, options = CASES[name]
     with torch.device("meta"):
-        ours = TorchOptimizer(params_of(pair.ours), as_functional_optim(cls, **options), flat=flat)
+        ours = TorchOptimizer(params_of(pair.ours), as_functional_optim(cls, **options))
         for seed in range(2):
             with torch.device("cpu"):
                 set_grads(params_of(ours), seed, without={seed})
@@ -140,26 +139,25 @@ def test_it_is_a_torch_optimizer() -> None:
     assert "lr: 0.1" in repr(optimizer)
 
 
-@each(flat=FLAT)
-def test_a_parameter_without_gradient_is_left_alone_with_its_state(flat: bool) -> None:
-    optimizer = TorchOptimizer(parameters(), adam(0.1), flat=flat)
+def test_a_parameter_without_gradient_is_left_alone_with_its_state() -> None:
+    optimizer = TorchOptimizer(parameters(), adam(0.1))
     params = params_of(optimizer)
     set_grads(params, 0, without={1})
     versions = [param._version for param in params]
     optimizer.step()
     changed = [p._version != v for p, v in zip(params, versions, strict=True)]
-    assert changed == [True, flat, True, True]  # a flat buffer has one version
+    assert changed == [True, False, True, True]
     assert [int(optimizer.state[p]["step"]) for p in params] == [1, 0, 1, 1]
 
 
-@each(name=["SGD momentum", "AdamW", "Adagrad", "Rprop"], flat=FLAT)
-def test_one_parameter_twice_in_a_group_is_stepped_once(name: str, flat: bool) -> None:
+@each(name=["SGD momentum", "AdamW", "Adagrad", "Rprop"])
+def test_one_parameter_twice_in_a_group_is_stepped_once(name: str) -> None:
     """torch warns, and steps the parameter twice. TorchOptimizer warns, and steps it once."""
     cls, options = CASES[name]
     (one, two), once = parameters()[:2], parameters()[:2]
     optimizer = as_functional_optim(cls, **options)
     with pytest.warns(UserWarning, match="duplicate"):
-        doubled = TorchOptimizer([one, two, one], optimizer, flat=flat)
+        doubled = TorchOptimizer([one, two, one], optimizer)
     plain = TorchOptimizer(once, optimizer)
     for seed in range(3):
         for params, stepped in (((one, two), doubled), (once, plain)):
@@ -169,9 +167,8 @@ def test_one_parameter_twice_in_a_group_is_stepped_once(name: str, flat: bool) -
     assert int(doubled.state[one]["step"]) == 3
 
 
-@each(flat=FLAT)
-def test_frozen_parameters_join_when_they_are_thawed(flat: bool) -> None:
-    pair = twins("Adam", flat=flat)
+def test_frozen_parameters_join_when_they_are_thawed() -> None:
+    pair = twins("Adam")
     pair.each(lambda one: params_of(one)[1].requires_grad_(requires_grad=False))
     pair.step(0, without={1})
     pair.each(lambda one: params_of(one)[1].requires_grad_())
@@ -179,14 +176,13 @@ def test_frozen_parameters_join_when_they_are_thawed(flat: bool) -> None:
     pair.assert_same()
 
 
-@each(flat=FLAT)
-def test_a_chain_clips_over_all_groups_at_once(flat: bool) -> None:
+def test_a_chain_clips_over_all_groups_at_once() -> None:
     def groups() -> Any:
         params = parameters()
         return [{"params": params[:2]}, {"params": params[2:], "weight_decay": 0.5}]
 
     optimizer = chain(clip_by_global_norm(1.0), sgd(0.1, momentum=0.9))
-    ours = TorchOptimizer(groups(), optimizer, flat=flat)
+    ours = TorchOptimizer(groups(), optimizer)
     theirs = torch.optim.SGD(groups(), lr=0.1, momentum=0.9, foreach=False)
     for seed in range(3):
         run(ours, seed, without={2})
@@ -207,11 +203,11 @@ CHAINS = {
 }
 
 
-@each(name=CHAINS, executor=["reference", "blocked"], flat=FLAT)
-def test_any_chain_is_what_update_gives(name: str, executor: Any, flat: bool) -> None:
+@each(name=CHAINS, executor=["reference", "blocked"])
+def test_any_chain_is_what_update_gives(name: str, executor: Any) -> None:
     """Steps have the bits of ``update``, and leave the gradients unchanged."""
     optimizer = CHAINS[name]
-    ours = TorchOptimizer(parameters(), optimizer.using(executor=executor), flat=flat)
+    ours = TorchOptimizer(parameters(), optimizer.using(executor=executor))
     params = {str(i): p.detach() for i, p in enumerate(parameters())}
     state = optimizer.init(params)
     for seed in range(3):
@@ -225,10 +221,9 @@ def test_any_chain_is_what_update_gives(name: str, executor: Any, flat: bool) ->
         assert_same_tensors(kept, [grad for grad in grads.values() if grad is not None])
 
 
-@each(flat=FLAT)
-def test_a_second_optimizer_over_the_same_parameters(flat: bool) -> None:
+def test_a_second_optimizer_over_the_same_parameters() -> None:
     params, twin = parameters(), parameters()
-    ours = [TorchOptimizer(params, adam(lr), flat=flat) for lr in (0.1, 0.2)]
+    ours = [TorchOptimizer(params, adam(lr)) for lr in (0.1, 0.2)]
     theirs = [torch.optim.Adam(twin, lr, foreach=False) for lr in (0.1, 0.2)]
     for seed in range(3):
         for optimizer in (*ours, *theirs):
@@ -236,10 +231,9 @@ def test_a_second_optimizer_over_the_same_parameters(flat: bool) -> None:
     assert_same_params(ours[0], theirs[0])
 
 
-@each(flat=FLAT)
-def test_a_group_added_later_is_stepped(flat: bool) -> None:
+def test_a_group_added_later_is_stepped() -> None:
     mine, theirs = parameters(), parameters()
-    ours = TorchOptimizer(mine[:2], adam(0.1), flat=flat)
+    ours = TorchOptimizer(mine[:2], adam(0.1))
     torchs = torch.optim.Adam(theirs[:2], 0.1, foreach=False)
     for seed, start in enumerate([2, 3]):
         for params, optimizer in ((mine, ours), (theirs, torchs)):
@@ -258,9 +252,8 @@ def test_the_caller_s_group_is_left_as_it_is() -> None:
     assert group["lr"] == 0.5
 
 
-@each(flat=FLAT)
-def test_a_list_that_is_changed_in_place_is_seen(flat: bool) -> None:
-    pair = twins("Adam", flat=flat)
+def test_a_list_that_is_changed_in_place_is_seen() -> None:
+    pair = twins("Adam")
     pair.each(lambda optimizer: optimizer.param_groups[0].update(betas=[0.6, 0.7]))
     for seed, beta in enumerate([0.6, 0.1, 0.1, 0.9]):
         pair.each(lambda one, beta=beta: one.param_groups[0]["betas"].__setitem__(0, beta))
@@ -275,9 +268,9 @@ RESTARTS: list[Callable[[torch.optim.Optimizer], Any]] = [
 ]
 
 
-@each(name=["SGD momentum", "Adam", "RMSprop centered", "Rprop"], flat=FLAT)
-def test_a_restart_by_clearing_the_state(name: str, flat: bool) -> None:
-    pair = twins(name, flat=flat)
+@each(name=["SGD momentum", "Adam", "RMSprop centered", "Rprop"])
+def test_a_restart_by_clearing_the_state(name: str) -> None:
+    pair = twins(name)
     for seed, restart in enumerate(RESTARTS):
         pair.step(2 * seed)
         pair.each(restart)
@@ -285,9 +278,8 @@ def test_a_restart_by_clearing_the_state(name: str, flat: bool) -> None:
         pair.assert_same()
 
 
-@each(flat=FLAT)
-def test_a_step_count_set_by_hand(flat: bool) -> None:
-    pair = twins("Adam", flat=flat)
+def test_a_step_count_set_by_hand() -> None:
+    pair = twins("Adam")
     pair.step(0)
     for optimizer in pair.both:
         for param in params_of(optimizer):
@@ -297,18 +289,16 @@ def test_a_step_count_set_by_hand(flat: bool) -> None:
         pair.assert_same()
 
 
-@each(flat=FLAT)
-def test_momentum_turned_on_and_off_again(flat: bool) -> None:
-    pair = twins("SGD", flat=flat)
+def test_momentum_turned_on_and_off_again() -> None:
+    pair = twins("SGD")
     for seed, momentum in enumerate([0.0, 0.9, 0.9, 0.5, 0.0, 0.0]):
         pair.each(lambda one, m=momentum: one.param_groups[0].update(momentum=m, dampening=0.3))
         pair.step(seed)
         assert_same_params(pair.ours, pair.theirs)
 
 
-@each(flat=FLAT)
-def test_a_first_gradient_of_negative_zeros(flat: bool) -> None:
-    pair = twins("SGD momentum", flat=flat)
+def test_a_first_gradient_of_negative_zeros() -> None:
+    pair = twins("SGD momentum")
     for optimizer in pair.both:
         for param in params_of(optimizer):
             param.data.fill_(-0.0)

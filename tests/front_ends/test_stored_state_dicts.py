@@ -13,7 +13,7 @@ from functional_optim.storage import PARAM_STORAGES
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import each
 
-from .support import FLAT, same_bits
+from .support import same_bits
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
@@ -63,8 +63,8 @@ def sharded(storage: str, pairs: Pairs) -> Any:
     return ZeroRedundancyOptimizer(pairs, stored(BASE, **STORAGES[storage]))
 
 
-def local(storage: str, pairs: Pairs, *, flat: bool = False) -> TorchOptimizer:
-    return TorchOptimizer(pairs, stored(BASE, **STORAGES[storage]), flat=flat)
+def local(storage: str, pairs: Pairs) -> TorchOptimizer:
+    return TorchOptimizer(pairs, stored(BASE, **STORAGES[storage]))
 
 
 def steps(optimizer: Any, pairs: Pairs, *numbers: int) -> None:
@@ -104,9 +104,8 @@ def assert_same_values(one: Pairs, two: Pairs) -> None:
 def test_either_front_end_reads_what_either_writes(both: tuple[str, str]) -> None:
     """ZeRO writes plain values, and TorchOptimizer its storage: both load to the same state."""
     source, target = both
-    flat = bool(LOADS.index(both) % 2)
     pairs, same = parameters(source), parameters(source)
-    one, zero = local(source, pairs, flat=flat), sharded(source, same)
+    one, zero = local(source, pairs), sharded(source, same)
     steps(one, pairs, 0, 1)
     steps(zero, same, 0, 1)
     saved, plain = one.state_dict(), written(zero)
@@ -117,7 +116,7 @@ def test_either_front_end_reads_what_either_writes(both: tuple[str, str]) -> Non
     readers: list[Any] = []
     for given in (saved, plain):
         read = parameters(target, values_of(pairs))
-        reader = local(target, read, flat=flat)
+        reader = local(target, read)
         reader.load_state_dict(given)
         assert_same_state(reader.state, right.optim.state, read, wanted)
         readers.append((reader, read))
@@ -135,26 +134,26 @@ def test_either_front_end_reads_what_either_writes(both: tuple[str, str]) -> Non
         assert_same_values(wanted, same)
 
 
-@each(both=REFUSED, flat=FLAT)
-def test_digits_that_only_the_parameter_could_take(both: tuple[str, str], flat: bool) -> None:
+@each(both=REFUSED)
+def test_digits_that_only_the_parameter_could_take(both: tuple[str, str]) -> None:
     source, target = both
     pairs = parameters(source)
     zero = sharded(source, pairs)
     steps(zero, pairs, 0)
-    one = local(target, parameters(target, values_of(pairs)), flat=flat)
+    one = local(target, parameters(target, values_of(pairs)))
     before = repr(one.state_dict())
     with pytest.raises(ValueError, match=r"'params\[0\]' has (master|compensation): digits of"):
         one.load_state_dict(written(zero))
     assert repr(one.state_dict()) == before
 
 
-@each(storage=STORED, flat=FLAT)
-def test_a_checkpoint_of_torch_s_class(storage: str, flat: bool) -> None:
+@each(storage=STORED)
+def test_a_checkpoint_of_torch_s_class(storage: str) -> None:
     pairs = parameters("float32")
     theirs = torch.optim.AdamW([param for _, param in pairs], lr=0.01, amsgrad=True)
     steps(theirs, pairs, 0, 1)
     ours, wanted = (parameters(storage, values_of(pairs)) for _ in range(2))
-    one, zero = local(storage, ours, flat=flat), sharded(storage, wanted)
+    one, zero = local(storage, ours), sharded(storage, wanted)
     one.load_state_dict(theirs.state_dict())
     zero.load_state_dict(theirs.state_dict())
     assert_same_state(one.state, zero.optim.state, ours, wanted)
@@ -171,29 +170,27 @@ def in_groups(pairs: Pairs) -> list[dict[str, Any]]:
 
 @each(
     given=[(damped(0.0), list), (damped(0.9), list), (stored(BASE, state="int8"), in_groups)],
-    flat=FLAT,
 )
-def test_a_state_that_an_option_makes(given: tuple[Optimizer, Any], flat: bool) -> None:
+def test_a_state_that_an_option_makes(given: tuple[Optimizer, Any]) -> None:
     optimizer, groups = given
     pairs = parameters("float32")
     zero: Any = ZeroRedundancyOptimizer(groups(pairs), optimizer)
     steps(zero, pairs, 0, 1)
     ours = parameters("float32", values_of(pairs))
-    one = TorchOptimizer(groups(ours), optimizer, flat=flat)
+    one = TorchOptimizer(groups(ours), optimizer)
     one.load_state_dict(written(zero))
     assert_same_state(one.state, zero.optim.state, ours, pairs)
     if groups is in_groups:
         assert "max_exp_avg_sq" not in one.state[ours[0][1]]
 
 
-@each(flat=FLAT)
-def test_a_state_of_another_optimizer_changes_nothing(flat: bool) -> None:
+def test_a_state_of_another_optimizer_changes_nothing() -> None:
     pairs = parameters("float32")
     zero = ZeroRedundancyOptimizer(pairs, stored(sgd(lr=0.1, momentum=0.9), state="int8"))
     steps(zero, pairs, 0)
     saved = written(zero)
     ours = parameters("float32")
-    one = local("state int8", ours, flat=flat)
+    one = local("state int8", ours)
     steps(one, ours, 0)
     before = copy.deepcopy(one.state_dict())
     saved["param_groups"] = before["param_groups"]
@@ -202,13 +199,12 @@ def test_a_state_of_another_optimizer_changes_nothing(flat: bool) -> None:
     assert repr(one.state_dict()) == repr(before)
 
 
-@each(flat=FLAT)
-def test_what_a_load_hook_puts_there_is_converted(flat: bool) -> None:
+def test_what_a_load_hook_puts_there_is_converted() -> None:
     pairs = parameters("float32")
     zero = sharded("float32", pairs)
     steps(zero, pairs, 0)
     ours = parameters("float32", values_of(pairs))
-    one = local("state int8", ours, flat=flat)
+    one = local("state int8", ours)
 
     def halved(_: Any, given: dict[str, Any]) -> dict[str, Any]:
         changed = copy.deepcopy(given)
@@ -224,16 +220,15 @@ def test_what_a_load_hook_puts_there_is_converted(flat: bool) -> None:
     assert torch.equal(scale, one.state[ours[0][1]]["exp_avg_scale"] * 0.5)
 
 
-@each(flat=FLAT)
-def test_a_field_that_an_option_has_left_behind(flat: bool) -> None:
+def test_a_field_that_an_option_has_left_behind() -> None:
     """A field of an option that was turned off is loaded with the rest of the stored state."""
     pairs = parameters("float32")
-    one = local("state int8", pairs, flat=flat)
+    one = local("state int8", pairs)
     steps(one, pairs, 0)
     one.param_groups[0]["amsgrad"] = False
     steps(one, pairs, 1)
     ours = parameters("float32", values_of(pairs))
-    other = local("state int8", ours, flat=flat)
+    other = local("state int8", ours)
     other.load_state_dict(one.state_dict())
     steps(one, pairs, 2)
     steps(other, ours, 2)

@@ -55,10 +55,6 @@ class TorchClosureOptimizer(TorchOptimizer):
             f"vector: {name}, by operations of torch"
         )
 
-    def ready(self, timeout: float | None = None) -> bool:
-        """Return True: nothing is compiled."""
-        return True
-
     @disable_compile
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the only group; raise ValueError for a second one."""

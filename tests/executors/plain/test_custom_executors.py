@@ -161,7 +161,7 @@ def trained(optimizer: Optimizer, way: str) -> Any:
     params = [torch.nn.Parameter(noise(k, 3, k + 2)) for k in range(2)]
     state = optimizer.init(params)
     bound = optimizer.bind(params) if way == "bind" else None
-    front_end: Any = TorchOptimizer(params, optimizer, flat="flat" in way) if "o" in way else None
+    front_end: Any = TorchOptimizer(params, optimizer) if way == "TorchOptimizer" else None
     for step in range(3):
         grads = [noise(10 * step + k, 3, k + 2) for k in range(2)]
         if way == "update":
@@ -178,7 +178,7 @@ def trained(optimizer: Optimizer, way: str) -> Any:
 
 
 def test_an_executor_of_a_user_s_steps_every_front_end(counting: Counting) -> None:
-    for one in pairs(name=list(CHAINS), way=["update", "update_", "bind", "torch o", "flat o"]):
+    for one in pairs(name=list(CHAINS), way=["update", "update_", "bind", "TorchOptimizer"]):
         optimizer = CHAINS[one["name"]]
         with case(**one):
             before = counting.leaves

@@ -107,9 +107,9 @@ def bound(optimizer: Optimizer) -> Case:
     return Case(made.step, lambda: copies(given, made.state))
 
 
-def front(optimizer: Optimizer, *, flat: bool = False) -> Case:
+def front(optimizer: Optimizer) -> Case:
     given = [torch.nn.Parameter(one) for one in params().values()]
-    made = TorchOptimizer(given, optimizer, flat=flat)
+    made = TorchOptimizer(given, optimizer)
 
     def step(one: Tree) -> None:
         for param, grad in zip(given, one.values(), strict=True):
@@ -119,15 +119,10 @@ def front(optimizer: Optimizer, *, flat: bool = False) -> Case:
     return Case(step, lambda: copies(given, [[*made.state[one].values()] for one in given]))
 
 
-def flat(optimizer: Optimizer) -> Case:
-    return front(optimizer, flat=True)
-
-
 WAYS: dict[str, Callable[[Optimizer], Case]] = {
     "update_": in_place,
     "bound": bound,
     "TorchOptimizer": front,
-    "TorchOptimizer, flat": flat,
 }
 CHAINS = {
     "adamw": adamw(0.1),

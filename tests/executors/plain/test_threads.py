@@ -186,14 +186,12 @@ def test_no_two_are_within_a_step(executors: Any) -> None:
 
 
 @pytest.mark.usefixtures("quick_switches")
-@pytest.mark.parametrize("flat", [False, True])
-def test_no_two_are_within_a_step_of_a_torch_optimizer(flat: bool) -> None:
-
+def test_no_two_are_within_a_step_of_a_torch_optimizer() -> None:
     def optimizer_of(lr: Any) -> tuple[list[torch.nn.Parameter], TorchOptimizer]:
         params = [torch.nn.Parameter(one) for one in start().values()]
         for param in params:
             param.grad = torch.ones_like(param)
-        return params, TorchOptimizer(params, sgd(lr=lr, momentum=0.9), flat=flat)
+        return params, TorchOptimizer(params, sgd(lr=lr, momentum=0.9))
 
     seen = Seen()
     params, made = optimizer_of(seen)

@@ -10,7 +10,6 @@ from torch import Tensor
 from functional_optim import Optimizer, TorchOptimizer, adamw
 from tests.choices import each
 from tests.front_ends.support import (
-    FLAT,
     assert_same_entries,
     assert_same_params,
     assert_same_tensors,
@@ -55,11 +54,11 @@ def compiled(function: Callable[..., Any]) -> Any:
     return torch.compile(function, backend="eager")
 
 
-@each(executor=EXECUTORS, flat=FLAT)
-def test_a_torch_optimizer(executor: str, flat: bool) -> None:
+@each(executor=EXECUTORS)
+def test_a_torch_optimizer(executor: str) -> None:
     """Steps in compiled code equal steps outside and steps of torch's AdamW, bit for bit."""
     torch.compiler.reset()
-    ours, twin = (TorchOptimizer(values(), chain_of(executor), flat=flat) for _ in range(2))
+    ours, twin = (TorchOptimizer(values(), chain_of(executor)) for _ in range(2))
     torchs = theirs()
     step = compiled(stepping(ours))
     for seed in range(STEPS):
@@ -90,22 +89,20 @@ def train(optimizer: torch.optim.Optimizer, step: Callable[[Callable[[], Tensor]
 
 # The compiler causes this warning when it looks at the loss.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@each(flat=FLAT)
-def test_a_closure(flat: bool) -> None:
+def test_a_closure() -> None:
     """A step is right if its closure is compiled with it."""
-    ours, torchs = TorchOptimizer(values(), chain_of(), flat=flat), theirs()
+    ours, torchs = TorchOptimizer(values(), chain_of()), theirs()
     train(ours, compiled(stepping(ours)))
     train(torchs, torchs.step)
     assert_same_params(ours, torchs)
 
 
-@each(flat=FLAT)
-def test_all_that_changes_an_optimizer(flat: bool) -> None:
+def test_all_that_changes_an_optimizer() -> None:
     """Construction, new groups and checkpoints in compiled code give the same result as outside."""
 
     def program(compile_: Callable[..., Any]) -> list[Tensor]:
         params = values()
-        made = compile_(lambda: TorchOptimizer(params[:2], chain_of(), flat=flat))()
+        made = compile_(lambda: TorchOptimizer(params[:2], chain_of()))()
         step = compile_(stepping(made))
         for seed in range(STEPS):
             set_grads(params, seed)
@@ -186,11 +183,10 @@ def test_every_front_end(front_end: Callable[..., Any], executor: str) -> None:
     assert not any(torch.equal(one, other) for one, other in zip(got, before, strict=True))
 
 
-@each(flat=FLAT)
-def test_one_graph_is_refused_before_anything_is_changed(flat: bool) -> None:
+def test_one_graph_is_refused_before_anything_is_changed() -> None:
     """``fullgraph=True`` is refused, because a step breaks the graph, and nothing changes."""
     params = values()
-    ours = TorchOptimizer(params, chain_of(), flat=flat)
+    ours = TorchOptimizer(params, chain_of())
     set_grads(params, 0)
     with pytest.raises(torch._dynamo.exc.Unsupported, match="_step"):
         torch.compile(stepping(ours), fullgraph=True, backend="eager")()

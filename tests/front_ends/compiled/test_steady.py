@@ -88,19 +88,15 @@ def test_a_steady_step_makes_nothing_and_copies_small_leaves_at_most() -> None:
     The learning rate changes at each step, and gradients are missing in turn.
     """
     every = [*IN_PLACE, "blocked"]
-    for one in pairs(name=CHAINS, executor=every, masked=[False, True], flat=[False, True]):
-        composed = one["name"] in COMPOSED
-        if one["flat"] and composed:
-            continue  # a composed optimizer has no flat buffers
+    for one in pairs(name=CHAINS, executor=every, masked=[False, True]):
         params = [torch.nn.Parameter(noise(place, *shape)) for place, shape in enumerate(SHAPES)]
         chosen: Any = CHAINS[one["name"]]().using(executor=one["executor"])
         with case(**one):
-            optimizer = TorchOptimizer(params, chosen, flat=one["flat"])
+            optimizer = TorchOptimizer(params, chosen)
             for step in _steps(optimizer, range(12), masked=one["masked"]):
                 step()
             made = made_by(*_steps(optimizer, range(12, 18), masked=one["masked"]))
-            together = not one["flat"] and one["executor"] not in IN_PLACE
-            if together or one["name"] == "clipped":
+            if one["executor"] not in IN_PLACE or one["name"] == "clipped":
                 assert made.largest <= DOUBLE * sum(map(torch.Tensor.numel, params))
                 made = made._replace(largest=NOTHING.largest)
             assert made == NOTHING
