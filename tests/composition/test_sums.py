@@ -50,8 +50,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     found: list[int] = []
     plain = addend_rows.try_reduce_each
 
-    def noted(stage: Any, params: Any, *more: Any) -> Any:
-        sums = plain(stage, params, *more)
+    def noted(stage: Any, params: Any, *more: Any, **options: Any) -> Any:
+        sums = plain(stage, params, *more, **options)
         found.extend([len(params)] * (sums is not None))
         return sums
 

@@ -1,6 +1,7 @@
 """Chains of leaves: the stages that act on each leaf, and their hyper-parameters."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import optree
@@ -13,6 +14,10 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.tree import Path, path_name
 
 Override = tuple[Where, tuple[Change, ...]]
+
+
+HYPERS = attrgetter("hypers")
+"""Return the hyper-parameters of a chain or a group, without a Python frame."""
 
 
 class LeafChain(NamedTuple):

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import check_takes_dtensor
-from functional_optim.core.overrides import LeafChain
+from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.core.state import LeafState, Shared, state_tensors
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.group_parts import CheckParam, GroupPart, divide_group, needs_groups
 from functional_optim.frontends.group_steps import NO_STATE, CurrentGroups
-from functional_optim.frontends.group_tensors import HYPERS, Entries, Gradients, Group, StateOf
+from functional_optim.frontends.group_tensors import Entries, Gradients, Group, StateOf
 from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.explain import chain_lines, waiting_lines

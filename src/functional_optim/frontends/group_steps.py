@@ -11,11 +11,10 @@ from functional_optim.core.checks import check_grad, check_param
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import Links
-from functional_optim.core.overrides import LeafChain
+from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.core.state import LeafState, Shared
 from functional_optim.core.state_init import zero_count
 from functional_optim.frontends.group_tensors import (
-    HYPERS,
     Entries,
     Gradients,
     Group,
@@ -218,7 +217,7 @@ class GroupSteps:
         shares = isinstance(now.shared, Shared)
         everywhere = [chain.places for chain in now.chains]
         asks_all = does_wait([link.stage for link in now.links], everywhere, shares=shares)
-        leaves: list[StepLeaf] = []
+        leaves, groups = list[StepLeaf](), list[int]()
         for (number, group, param, name), grad in zip(every.values(), grads, strict=True):
             chain, state = now.chains[number], NO_STATE
             is_checked = asks_all or grad is not None  # the state of other parameters is ignored
@@ -230,7 +229,9 @@ class GroupSteps:
                 if grad is not None:
                     check_grad(param, grad, name)
             leaves.append(leaf)
-        return StepLeaves.of(now.links, leaves, grads, everywhere, shares=shares)
+            groups.append(number)
+        links, chains = now.links, now.chains
+        return StepLeaves.of(links, leaves, grads, shares=shares, groups=groups, chains=chains)
 
     def _planned_for(self, now: CurrentGroups, executor: Executor) -> tuple[_Planned, GroupTensors]:
         """Return the plans of groups, new or known, and the tensors of the groups."""

@@ -8,13 +8,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from functional_optim.core.overrides import HYPERS
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 from functional_optim.core.state_init import StateFields
 from functional_optim.native import LOOPS
-
-HYPERS = attrgetter("hypers")
-"""Return the hyper-parameters of a group or a chain, without a Python call."""
 
 _PARAMS = attrgetter("params")
 

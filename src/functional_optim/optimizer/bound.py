@@ -158,8 +158,8 @@ class BoundOptimizer:
             if one.is_full and not (by_chunks.exact and one.buffer.dtype.itemsize <= 2)
         ]
         is_all = len(flat) == len(self._buffers) and not self._others
-        is_measured_stage = any(map(is_measured, self._optimizer.stages))
-        return flat if is_all or not is_measured_stage else []  # one call computes all totals
+        needs_total = any(map(is_measured, self._optimizer.stages))
+        return [] if needs_total and not is_all else flat  # one call computes all totals
 
     @property
     def optimizer(self) -> Chain:
@@ -254,12 +254,9 @@ class BoundOptimizer:
     def explain(self) -> str:
         """Return which kernel steps each buffer, and why, one line for each buffer."""
         stages, name, executor = self._optimizer.stages, self._executor_name, self._executor
-        lines = []
-        for buffer, chunk in zip(self._buffers, self._first_chunks(), strict=True):
-            count, param = sum(one.numel for one in buffer.segments), chunk.param
-            how = explain_chunk(stages, name, executor, chunk)
-            kind = f"{count:,} elements of {param.dtype} on {param.device}"
-            lines.append(f"{chunk.name}: {kind}: {how}")
+        counts = [sum(one.numel for one in buffer.segments) for buffer in self._buffers]
+        pairs = zip(self._first_chunks(), counts, strict=True)
+        lines = [explain_chunk(stages, name, executor, *pair) for pair in pairs]
         return "\n".join([*lines, *why_alone(stages, self._params, self._others, self._layout)])
 
     @with_lock
@@ -362,9 +359,8 @@ class BoundOptimizer:
         return [found[place] for place in self._places]
 
     def _chains_of(self, optimizer: Chain) -> list[LeafChain]:
-        every = chains_of(
-            optimizer.links, optimizer.overrides, self._spec, self._placed(self._params)
-        )
+        given = self._spec, self._placed(self._params)
+        every = chains_of(optimizer.links, optimizer.overrides, *given)
         return [every[place] for place in self._places]
 
     def _checked(self, state: State) -> list[LeafState]:
@@ -380,10 +376,8 @@ class BoundOptimizer:
         return self._spec.unflatten(self._placed(values))
 
     def _placed(self, values: Sequence[Any]) -> list[Any]:
-        placed: list[Any] = [None] * self._spec.num_leaves
-        for place, value in zip(self._places, values, strict=True):
-            placed[place] = value
-        return placed
+        placed = dict(zip(self._places, values, strict=True))
+        return [placed.get(place) for place in range(self._spec.num_leaves)]
 
     def _by_chunks(self) -> Chunks | None:
         """Return the stepper of buffers; None if each parameter is stepped alone."""
@@ -395,14 +389,11 @@ class BoundOptimizer:
 
     def _first_chunks(self) -> list[Leaf]:
         """Return each buffer as a chunk, with the coefficients of a first step."""
-        found = []
-        for buffer in self._buffers:
-            hypers, coefficients = self._first_coefficients(buffer.segments[0].index)
-            chunk = buffer.whole._replace(
-                hypers=hypers, coefficients=coefficients, step=1.0, scalars=self._scalars
-            )
-            found.append(chunk)
-        return found
+        made = [self._first_coefficients(one.segments[0].index) for one in self._buffers]
+        return [
+            one.whole._replace(hypers=own, coefficients=found, step=1.0, scalars=self._scalars)
+            for one, (own, found) in zip(self._buffers, made, strict=True)
+        ]
 
     def _first_coefficients(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return coefficients_at(self._optimizer.stages, self._hypers[place], 1.0)

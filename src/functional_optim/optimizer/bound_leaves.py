@@ -125,7 +125,9 @@ class BoundLeaves:
                     check_grad(leaf.param, grad, leaf.name)
             pairs = zip(self.leaves, self._numbers, strict=True)
             leaves = [leaf._replace(chain=chains[number]) for leaf, number in pairs]
-            steps.plan(tensors, StepLeaves.of(links, leaves, grads, shares=False))
+            numbers = self._numbers
+            every = StepLeaves.of(links, leaves, grads, shares=False, groups=numbers, chains=chains)
+            steps.plan(tensors, every)
             step = steps.prepare(links, chains, tensors, grads, (), measured, {})
         return step
 

@@ -177,16 +177,20 @@ def _line(
     return f"{head}, {together}: {by_chunks.explain(stages, chunk, listed=listed)}"
 
 
-def explain_chunk(stages: Sequence[Stage], name: str, executor: Executor, chunk: Leaf) -> str:
-    """Return how an executor steps a chunk, which has the coefficients of a first step.
+def explain_chunk(
+    stages: Sequence[Stage], name: str, executor: Executor, chunk: Leaf, count: int
+) -> str:
+    """Return the line of a chunk, which has the coefficients of a first step.
 
     Args:
         name: of the executor.
+        count: number of elements of the parameters in the chunk.
     """
-    by_chunks = executor.in_chunks(stages)
-    if by_chunks is None:
-        return executor.explain_leaves(stages, name)
-    return by_chunks.explain(stages, chunk)
+    by_chunks, param = executor.in_chunks(stages), chunk.param
+    how = executor.explain_leaves(stages, name)
+    if by_chunks is not None:
+        how = by_chunks.explain(stages, chunk)
+    return f"{chunk.name}: {count:,} elements of {param.dtype} on {param.device}: {how}"
 
 
 def _chunk(

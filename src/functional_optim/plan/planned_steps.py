@@ -9,7 +9,6 @@ None for each leaf, then copies of the inputs of leaves. A step with an optional
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from threading import Lock
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from functional_optim._torch import is_transforming, without_grad
 from functional_optim.core.checks import check_measured
 from functional_optim.core.links import Links
-from functional_optim.core.overrides import LeafChain
+from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.kernels import Executor
 from functional_optim.plan import leaf_by_leaf
 from functional_optim.plan.addend_rows import Addends, is_simple
@@ -50,9 +49,6 @@ MASKS = 8
 
 RUNS = 8
 """Number of runs, for each such set, for which plans are kept."""
-
-HYPERS = attrgetter("hypers")
-"""Return the hyper-parameters of a chain, without a Python frame."""
 
 
 class PlannedSteps:
@@ -274,9 +270,9 @@ class PlannedSteps:
         self.plan_runs(tensors, leaves, decided)
         now = StepNow([*tensors, *leaves.grads], may_begin=True)
         known = self._masks.get(mask_of(leaves.grads))
-        if known is None or not known.layout.holds(now.tensors, in_place=True):
-            return None
-        return self._bind(known, decided, tensors, now, in_place=True, may_begin=True)
+        if known is not None and known.layout.holds(now.tensors, in_place=True):
+            return self._bind(known, decided, tensors, now, in_place=True, may_begin=True)
+        return None
 
     def plan_runs(
         self, tensors: list[Any], leaves: StepLeaves, decided: Decision, *, in_place: bool = True
@@ -322,7 +318,6 @@ class PlannedSteps:
                 self._plan(run, names, decided, now)
 
     def _mask(self, leaves: StepLeaves, every: list[Any]) -> Mask:
-        """Return a new Mask: steps in which the same gradients are missing."""
         pairs = zip(leaves.params, leaves.grads, strict=True)
         is_same = all(one.stride() == grad.stride() for one, grad in pairs if grad is not None)
         layout = StepLayout(self.rows, self._more, every)

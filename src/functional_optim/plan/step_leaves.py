@@ -1,6 +1,6 @@
 """StepLeaves: the leaves of a step, with their gradients, chains and outline."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -79,35 +79,35 @@ class StepLeaves(NamedTuple):
         links: Links,
         leaves: Sequence[StepLeaf],
         grads: Sequence[Tensor | None],
-        everywhere: Iterable[tuple[int, ...]] = (),
         *,
         shares: bool,
+        groups: Sequence[int] | None = None,
+        chains: Sequence[LeafChain] = (),
     ) -> "StepLeaves":
         """Return leaves with the outline of their step.
 
         Args:
             grads: the gradient of each leaf, or None.
-            everywhere: for each chain of a leaf on any rank, the indices of its links.
             shares: True if the optimizer has shared scalars.
+            groups: for each leaf, the number of its chain; by default, chains are numbered in the
+                order of the leaves.
+            chains: all chains by number, also those of leaves on other ranks.
         """
-        numbers: dict[int, int] = {}
-        chains: list[LeafChain] = []
-        groups: list[int] = []
+        if groups is None:
+            own = {id(leaf.chain): leaf.chain for leaf in leaves}
+            numbers = {key: number for number, key in enumerate(own)}
+            groups = [numbers[id(leaf.chain)] for leaf in leaves]
+            chains = list(own.values())
         found: dict[tuple[tuple[int, ...], bool], list[int]] = {}
         for place, (leaf, grad) in enumerate(zip(leaves, grads, strict=True)):
-            number = numbers.setdefault(id(leaf.chain), len(chains))
-            if number == len(chains):
-                chains.append(leaf.chain)
-            groups.append(number)
             if leaf.chain.stages:
                 found.setdefault((leaf.chain.places, grad is not None), []).append(place)
         cohorts = [
             Cohort(places, leaves[members[0]].chain.stages, tuple(members), there)
             for (places, there), members in found.items()
         ]
-        places = [chain.places for chain in chains if chain.stages]
+        everywhere = [chain.places for chain in chains if chain.stages]
         sharded = any(is_dtensor(leaf.param) for leaf in leaves)
-        everywhere = [*places, *everywhere]
         outline = Outline(links, cohorts, everywhere, shares=shares, sharded=sharded)
         return cls(leaves, [leaf.param for leaf in leaves], grads, groups, chains, outline)
 

@@ -17,7 +17,7 @@ from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.hyper import is_all_plain
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN
-from functional_optim.core.overrides import LeafChain
+from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.core.state import Shared, State
 from functional_optim.kernels import Executor
 from functional_optim.plan import leaf_by_leaf
@@ -27,7 +27,7 @@ from functional_optim.plan.guard import mask_of
 from functional_optim.plan.leaf_inputs import flatten_inputs
 from functional_optim.plan.list_layout import ListLayout
 from functional_optim.plan.planned_runs import PreparedStep
-from functional_optim.plan.planned_steps import HYPERS, PlannedSteps
+from functional_optim.plan.planned_steps import PlannedSteps
 from functional_optim.plan.shared_numbers import with_opened
 from functional_optim.plan.step_counts import is_step_count
 from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
