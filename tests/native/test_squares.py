@@ -12,6 +12,10 @@ from torch.autograd import forward_ad
 
 from functional_optim.native import native_norms, native_squares, squares
 from functional_optim.transforms.clip_by_global_norm import BLOCK, squares_of_each, sum_of_squares
+from functional_optim.wrappers.apply_if_finite import (
+    ApplyIfFiniteCoefficients,
+    count_not_finite_each,
+)
 
 from ..choices import case, examples
 from ..tensors import normal
@@ -162,3 +166,18 @@ def test_sums_are_those_of_each_gradient_alone(dtype: torch.dtype) -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_elements_that_are_not_finite_are_counted_in_tensors_of_any_length(
+    dtype: torch.dtype,
+) -> None:
+    """Short tensors are left to the loops, and long tensors to torch."""
+    bad = [torch.inf, -torch.inf, torch.nan]
+    every = []
+    for count, size in ((0, 4), (1, squares.SHARED), (3, 7), (0, 0), (2, 2 * squares.SHARED)):
+        one = normal(size, seed=size, dtype=dtype)
+        one[:count] = torch.tensor(bad[:count], dtype=dtype)
+        every.append(one)
+    (found,) = count_not_finite_each(every, every, (), ApplyIfFiniteCoefficients())
+    assert found.tolist() == [0.0, 1.0, 3.0, 0.0, 2.0]
