@@ -108,10 +108,8 @@ def test_tensors_that_torch_func_or_fake_mode_wraps_are_not_taken() -> None:
 def test_another_number_of_tensors() -> None:
     there = loops().remember(views(flat()))
     assert not loops().hold(there, [], True)
-    assert not loops().copy(there, [])
     nothing = loops().remember([])
     assert loops().hold(nothing, [], True)
-    assert loops().copy(nothing, [])
 
 
 def test_what_is_no_plain_tensor_is_not_remembered() -> None:
@@ -218,8 +216,6 @@ def test_wrong_arguments_are_errors() -> None:
     calls: list[Callable[[], Any]] = [
         lambda: loops().remember(()),  # type: ignore[arg-type]
         lambda: loops().hold(there, (), True),  # type: ignore[arg-type]
-        lambda: loops().copy(there, ()),  # type: ignore[arg-type]
-        lambda: loops().copy(there),  # type: ignore[call-arg]
         lambda: loops().bump(()),  # type: ignore[arg-type]
         lambda: loops().bump([1]),
         lambda: loops().hold(there),  # type: ignore[call-arg]
@@ -302,33 +298,6 @@ def sources(draw: st.DrawFn) -> list[Tensor]:
     return made
 
 
-@examples(25)
-@given(grads=sources())
-def test_everything_or_nothing_is_copied(grads: list[Tensor]) -> None:
-    target = flat()
-    places = views(target)
-    there = loops().remember(places)
-    copied = loops().copy(there, grads)
-    want = flat()
-    if copied:
-        for place, grad in zip(views(want), grads, strict=True):
-            assert difference(grad, place) in {None, MOVED}
-            place.copy_(grad)
-    else:
-        pairs = zip(grads, places, strict=True)
-        assert any(a.is_neg() or difference(a, b) not in {None, MOVED} for a, b in pairs)
-    assert torch.equal(target, want)
-
-
-def test_sources_among_the_places_are_left_to_python() -> None:
-    target = flat()
-    there = loops().remember(views(target))
-    grads = views(torch.full((24,), 2.0))
-    grads[4] = target[17:23]
-    assert not loops().copy(there, grads)
-    assert torch.equal(target, flat())
-
-
 def addresses_in(found: bytes | None) -> list[int] | None:
     return None if found is None else memoryview(found).cast("q").tolist()
 
@@ -360,13 +329,6 @@ def test_sources_in_memory_that_is_written_are_not_located() -> None:
         loops().locate("taken", every)
 
 
-def test_places_with_gaps_are_left_to_python() -> None:
-    spread = torch.zeros(3, 6)[:, ::2]
-    there = loops().remember([spread])
-    assert loops().hold(there, [spread], True)
-    assert not loops().copy(there, [torch.ones(3, 6)[:, ::2]])
-
-
 def test_a_gradient_buffer_that_has_moved_is_not_written_where_it_was() -> None:
     layout = FlatLayout([torch.zeros(3), torch.zeros(5)], ["a", "b"])
     grads = [torch.ones(3), torch.ones(5)]
@@ -378,16 +340,6 @@ def test_a_gradient_buffer_that_has_moved_is_not_written_where_it_was() -> None:
     layout.gather([2 * grad for grad in grads])
     assert torch.equal(old, torch.ones(8))
     assert not other.any() or torch.equal(other, torch.full((8,), 2.0))
-
-
-def test_buffers_are_told_apart() -> None:
-    """Memory between two buffers belongs to neither buffer."""
-    whole = torch.zeros(30)
-    one, between, other = (part.clone() for part in whole.split(10))
-    by_address = sorted([one, between, other], key=Tensor.data_ptr)
-    places = loops().remember([by_address[0], by_address[2]])
-    assert loops().copy(places, [by_address[1] + 1, by_address[1]])
-    assert by_address[0].tolist() == [1.0] * 10
 
 
 def test_autograd_is_told_of_what_was_gathered() -> None:

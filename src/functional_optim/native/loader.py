@@ -47,9 +47,6 @@ class Loops(Protocol):
     def common(self, counts: list[Any], positions: list[int] = ..., /) -> Any:
         """Return the integer that all tensors contain; None if they differ, False if unknown."""
 
-    def copy(self, places: Any, tensors: list[Any], /) -> bool:
-        """Copy tensors to the recorded addresses; False, with nothing written, if it cannot."""
-
     def entries(
         self, state: dict[Any, Any], params: list[Any], /
     ) -> tuple[list[str | None], list[Any]] | None:

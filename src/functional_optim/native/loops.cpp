@@ -230,54 +230,6 @@ PyObject* advance_each(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-void copy_without_gil(const std::vector<Copy>& copies) {
-  Py_BEGIN_ALLOW_THREADS
-  for (size_t i = 0; i < copies.size(); ++i) {
-    if (i + 2 < copies.size()) {
-      __builtin_prefetch(copies[i + 2].from);
-    }
-    if (copies[i].bytes != 0) {
-      std::memcpy(copies[i].to, copies[i].from, copies[i].bytes);
-    }
-  }
-  Py_END_ALLOW_THREADS
-}
-
-PyObject* error_or_false() {
-  if (PyErr_Occurred() != nullptr) {
-    return nullptr;
-  }
-  Py_RETURN_FALSE;
-}
-
-// copy(places, tensors) -> True if the tensors were copied to the places; False, with nothing written, if
-// layouts differ or the tensors overlap the places
-PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2 || !PyList_CheckExact(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "copy() takes places and a list of tensors");
-    return nullptr;
-  }
-  PyObject* list = args[1];
-  const Places* places = places_for(args[0], list, true);
-  if (places == nullptr) {
-    return error_or_false();
-  }
-  const Py_ssize_t length = PyList_GET_SIZE(list);
-  try {
-    std::vector<Copy> copies(length);
-    for (Py_ssize_t i = 0; i < length; ++i) {
-      if (!find_source(list, i, length, *places, copies[i]) || among(places->spans, copies[i])) {
-        Py_RETURN_FALSE;
-      }
-      copies[i].to = const_cast<char*>(places->traits[i].address);
-    }
-    copy_without_gil(copies);
-  } catch (const std::exception&) {
-    Py_RETURN_FALSE;
-  }
-  Py_RETURN_TRUE;
-}
-
 // entries(state, params) -> the keys of the state dicts of params, with None after each dict, and their
 // values, each as a list; None if the state has other keys than params, or another order
 PyObject* entries(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -356,7 +308,6 @@ PyMethodDef methods[] = {
     fast("bump", bump),
     fast("advance_each", advance_each),
     fast("common", common),
-    fast("copy", copy),
     fast("entries", entries),
     fast("lay_out", lay_out),
     fast("locate", locate),

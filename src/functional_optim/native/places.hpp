@@ -33,10 +33,8 @@ struct Span {
 
 struct Places {
   std::vector<Trait> traits;
-  std::vector<Span> spans;  // memory of all storages
   std::vector<int64_t> dims;
   bool dense = true;  // all tensors are dense in memory that has addresses
-  bool on_cpu = true;  // dense tensors on the CPU are copied byte by byte
   // For a layout (see trees.hpp), for each tensor:
   std::vector<char> written;      // nonzero if a step writes to the tensor
   std::vector<Py_ssize_t> slots;  // position of its pointer in the table, or -1

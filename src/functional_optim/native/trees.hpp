@@ -71,7 +71,7 @@ bool are_disjoint(Places& layout, std::vector<const char*>& now) {
   if (has_written_moved || has_read_moved) {
     for (size_t i = 0; i < now.size(); ++i) {
       if (!layout.written[i] && traits[i].bytes > 0 &&
-          among(layout.closed, {nullptr, now[i], traits[i].bytes})) {
+          among(layout.closed, {now[i], traits[i].bytes})) {
         return false;
       }
     }
@@ -152,7 +152,7 @@ PyObject* locate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   try {
     std::vector<const char*> now(length);
     Py_ssize_t i = 0;
-    for (Copy one; i < length && find_source(args[1], i, length, *layout, one) &&
+    for (Source one; i < length && find_source(args[1], i, length, *layout, one) &&
          (!layout->written[i] || is_writable(PyList_GET_ITEM(args[1], i))); ++i) {
       now[i] = one.from;
       if (layout->slots[i] >= 0) {

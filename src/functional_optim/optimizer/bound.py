@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Sequence
+from operator import is_
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 
 from functional_optim.core.chain import Chain, require_one_dense_chain, with_hyper
@@ -21,12 +21,19 @@ from functional_optim.core.overrides import LeafChain, chains_of, paths_of
 from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import LeafState, State
 from functional_optim.core.tree import flatten_like, leaf_states, path_name
-from functional_optim.kernels import Chunks, Leaf, Scalars, executor_taking, in_place, is_measured
+from functional_optim.kernels import Chunks, Leaf, Scalars, executor_taking, in_place
 from functional_optim.kernels.rounding import record_rounding
 from functional_optim.native import LOOPS
-from functional_optim.optimizer.bound_buffer import BoundBuffer, copy_states
-from functional_optim.optimizer.bound_leaves import BoundLeaves
-from functional_optim.optimizer.bound_states import StateGuard, init_states, why_alone
+from functional_optim.optimizer.bound_buffer import copy_states
+from functional_optim.optimizer.bound_leaves import BoundLeaves, whole_buffers
+from functional_optim.optimizer.bound_states import (
+    StateGuard,
+    check_shapes,
+    gradients_of,
+    init_states,
+    layout_of,
+    why_alone,
+)
 from functional_optim.optimizer.explain import explain_chunk
 from functional_optim.plan import tree_steps
 from functional_optim.plan.flat.layout import FlatLayout
@@ -102,64 +109,48 @@ class BoundOptimizer:
             given: the values of the state, if there are any.
         """
         stages = self._optimizer.stages
-        block_size = block_size_of(stages)
         numbers = {own: k for k, own in enumerate(dict.fromkeys(map(id, chains)))}
         groups = [numbers[id(own)] for own in chains]
         self._firsts = [groups.index(group) for group in range(len(numbers))]
         """The first parameter of each group. Parameters of a group have one chain."""
-        self._layout = FlatLayout(
-            self._params,
-            self._names,
-            keys=[
-                # Blocks of several elements are consecutive only in contiguous parameters. Frozen
-                # parameters have no gradients, so a buffer with some of them could not be stepped.
-                (group, block_size == 1 or param.is_contiguous(), param.requires_grad)
-                for group, param in zip(groups, self._params, strict=True)
-            ],
-            align=block_size,
-        )
+        self._layout = layout_of(self._params, self._names, groups, block_size_of(stages))
+        try:
+            self._fill(chains, groups, given)
+        except BaseException:
+            self._layout.undo()
+            raise
+
+    def _fill(
+        self, chains: Sequence[LeafChain], groups: Sequence[int], given: list[LeafState] | None
+    ) -> None:
+        """Create the state and the leaves of steps, for parameters that are in buffers."""
+        stages = self._optimizer.stages
         on_device = self._scalars is Scalars.DEVICE
         made = init_states(
             stages, self._params, self._hypers, self._layout, counts_on_device=on_device
         )
         self._buffers, self._states, self._others = made
         if given is not None:
+            check_shapes(self._states, given, self._names)
             copy_states(self._states, given)
         self._state = State(self._tree(self._states))
-        views = dict(zip(self._layout.order, self._layout.gradient_views(), strict=True))
-        self._gradients = [
-            views[k] if k in views else torch.zeros_like(one) for k, one in enumerate(self._params)
-        ]
+        self._gradients = gradients_of(self._layout, self._params)
+        self._own_leaves = self._placed(self._gradients)
         self._gradient_tree, self._param_tree = self._tree(self._gradients), self.params
         self._group_chains = self._of_groups(chains)
-        every = self._layout, self._params, self._names, self._states, groups, self._gradients
-        self._whole = BoundLeaves(self._executor, self._flat_buffers(), *every)
+        parts = self._layout, self._params, self._names, self._states, groups, self._gradients
+        all_in = not self._others
+        flat = whole_buffers(stages, self._by_chunks(), self._buffers, all_in=all_in)
+        self._whole = BoundLeaves(self._executor, flat, *parts)
         """Leaves of a step of whole buffers."""
-        self._single = BoundLeaves(self._executor, (), *every)
+        self._single = BoundLeaves(self._executor, (), *parts)
         """Leaves of a step of single parameters."""
         written = [one for buffer in self._buffers for one in buffer.written]
-        self._written = [*self._layout.params, *written]
-        self._guarded = [*self._written, *self._layout.gradient_buffers()]
+        self._guarded = [*self._layout.params, *written, *self._layout.gradient_buffers()]
         """Parameters and buffers, which must stay at their addresses."""
         self._guard = MemoryGuard(self._guarded)
         self._state_guard: StateGuard | None = None
         """Checks the state if the caller has got it: only then can its tensors have moved."""
-
-    def _flat_buffers(self) -> list[BoundBuffer]:
-        """Return the buffers that are stepped as one leaf each."""
-        by_chunks = self._by_chunks()
-        if by_chunks is None:
-            return []
-        # torch's kernels round the last 16-bit elements of a tensor in another way. So with these,
-        # a buffer and its single parameters have different bits.
-        flat = [
-            one
-            for one in self._buffers
-            if one.is_full and not (by_chunks.exact and one.buffer.dtype.itemsize <= 2)
-        ]
-        is_all = len(flat) == len(self._buffers) and not self._others
-        needs_total = any(map(is_measured, self._optimizer.stages))
-        return [] if needs_total and not is_all else flat  # one call computes all totals
 
     @property
     def optimizer(self) -> Chain:
@@ -217,8 +208,8 @@ class BoundOptimizer:
     def _check_options(self, optimizer: Chain, chains: Sequence[LeafChain]) -> None:
         """Raise an error if the state does not fit hyper-parameters, once for each group."""
         for i in {id(one): i for i, one in enumerate(chains)}.values():
-            state, name = self._states[i], self._names[i]
-            check_leaf_state(optimizer.stages, chains[i].hypers, self._params[i], state, name)
+            own = self._params[i], self._states[i], self._names[i]
+            check_leaf_state(optimizer.stages, chains[i].hypers, *own)
 
     @with_lock
     def load_state(self, state: State) -> None:
@@ -230,7 +221,9 @@ class BoundOptimizer:
         """
         if self._state_guard is not None:
             self._state_guard.check()
-        copy_states(self._states, self._checked(state))
+        given = self._checked(state)
+        check_shapes(self._states, given, self._names)
+        copy_states(self._states, given)
 
     def ready(self, timeout: float | None = None) -> bool:
         """Compile the step now, and wait for background compilation. Steps work without this call.
@@ -253,10 +246,10 @@ class BoundOptimizer:
 
     def explain(self) -> str:
         """Return which kernel steps each buffer, and why, one line for each buffer."""
-        stages, name, executor = self._optimizer.stages, self._executor_name, self._executor
+        stages, how = self._optimizer.stages, (self._executor_name, self._executor)
         counts = [sum(one.numel for one in buffer.segments) for buffer in self._buffers]
         pairs = zip(self._first_chunks(), counts, strict=True)
-        lines = [explain_chunk(stages, name, executor, *pair) for pair in pairs]
+        lines = [explain_chunk(stages, *how, *pair) for pair in pairs]
         return "\n".join([*lines, *why_alone(stages, self._params, self._others, self._layout)])
 
     @with_lock
@@ -270,10 +263,12 @@ class BoundOptimizer:
 
         Args:
             grads: a tree like that of the parameters, with a gradient or None for each; or
-                :attr:`gradients`, or None to read ``.grad``. A buffer is stepped as one tensor if
-                the flat buffers contain its gradients. Otherwise its parameters are stepped as by
-                :meth:`Optimizer.update_`, so that with an executor that is not exact, rounding
-                depends on the memory of the gradients.
+                :attr:`gradients`, or None to read ``.grad``. If the flat buffers contain all
+                gradients, each buffer is stepped as one tensor. Otherwise parameters are stepped
+                as by :meth:`Optimizer.update_`, so that with an executor that is not exact,
+                rounding depends on the memory of the gradients. On an accelerator, and if
+                gradients differ from their parameters in strides or are complex, gradients are
+                copied into the buffers first.
             measured: as for :meth:`Optimizer.update`.
             hyper: hyper-parameters for this step only.
 
@@ -297,7 +292,7 @@ class BoundOptimizer:
         if hyper:
             optimizer, every = self._with_hyper(hyper)
             chains = self._of_groups(every)
-        given = None if grads is self._gradient_tree else self._grad_list(grads)
+        given = None if self._are_own(grads) else self._grad_list(grads)
         if not self._guard.hold(self._guarded):
             self._check_memory()
             self._guard = MemoryGuard(self._guarded)
@@ -324,13 +319,14 @@ class BoundOptimizer:
         if step is None:
             leaves = self._single
             step = leaves.prepare(optimizer.links, chains, every, measured)
+            grads = every
+        if step is None:
+            tree = self._param_tree, self._tree(every), self._state
+            tree_steps.update_(optimizer, tree, measured, {})
+        is_all = grads is not None and type(None) not in map(type, grads)
+        mark_changed(leaves.all_changed if is_all else leaves.changed(grads or ()))
         if step is not None:
-            mark_changed(self._written)
             leaves.steps.run(step, ())
-            return
-        tree = self._param_tree, self._tree(every), self._state
-        tree_steps.update_(optimizer, tree, measured, {})
-        mark_changed(self._written)
 
     def _check_memory(self) -> None:
         """Raise RuntimeError if a parameter or a buffer has moved."""
@@ -344,6 +340,16 @@ class BoundOptimizer:
         chains = self._chains_of(optimizer)
         self._check_options(optimizer, chains)
         return optimizer, chains
+
+    def _are_own(self, grads: Any) -> bool:
+        """Return True for the tree of gradients in flat buffers, with all of its tensors."""
+        if grads is not self._gradient_tree:
+            return False
+        try:
+            every = self._spec.flatten_up_to(grads)
+        except ValueError:  # an entry was removed
+            return False
+        return all(map(is_, every, self._own_leaves))
 
     def _grad_list(self, grads: Any) -> list[Tensor | None]:
         """Return a gradient or None for each parameter."""
@@ -367,9 +373,8 @@ class BoundOptimizer:
         """Check a state of these parameters, and return the state of each."""
         found = leaf_states(self._spec, state)
         given, stages = [found[place] for place in self._places], self._optimizer.stages
-        pairs = zip(self._params, self._names, given, self._hypers, strict=True)
-        for param, name, one, hypers in pairs:
-            check_leaf_state(stages, hypers, param, one, name)
+        for own in zip(self._hypers, self._params, given, self._names, strict=True):
+            check_leaf_state(stages, *own)
         return given
 
     def _tree(self, values: Sequence[Any]) -> Any:
@@ -390,10 +395,8 @@ class BoundOptimizer:
     def _first_chunks(self) -> list[Leaf]:
         """Return each buffer as a chunk, with the coefficients of a first step."""
         made = [self._first_coefficients(one.segments[0].index) for one in self._buffers]
-        return [
-            one.whole._replace(hypers=own, coefficients=found, step=1.0, scalars=self._scalars)
-            for one, (own, found) in zip(self._buffers, made, strict=True)
-        ]
+        pairs = zip(self._buffers, made, strict=True)
+        return [buffer.first_chunk(*own, self._scalars) for buffer, own in pairs]
 
     def _first_coefficients(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return coefficients_at(self._optimizer.stages, self._hypers[place], 1.0)

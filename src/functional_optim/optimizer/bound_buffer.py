@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import version_of
+from functional_optim.core.aliasing import clone_aliased
 from functional_optim.core.format import append_count
-from functional_optim.core.leaf import Leaf
+from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.core.state import LeafState, map_state
+from functional_optim.core.state import LeafState, map_state, state_tensors
 from functional_optim.core.state_init import has_same_fields, init_leaf
 from functional_optim.kernels.chunks import tensors_of
 from functional_optim.plan.flat.layout import FlatBuffer, Segment
@@ -41,16 +42,21 @@ def _fill(view: Tensor, values: Tensor) -> Tensor:
     return view.view(values.shape).copy_(values) if view.numel() == 1 else view.copy_(values)
 
 
+def tensors_of_state(state: LeafState) -> list[Tensor]:
+    """Return the step count, the counts at gates, and the state of all stages, in order."""
+    gates = [count for counts in state.gates for count in counts]
+    return [state.step, *gates, *state_tensors(state.stages)]
+
+
 def copy_states(targets: Sequence[LeafState], sources: Sequence[LeafState]) -> None:
-    """Copy the values of states into other states."""
+    """Copy the values of states into other states, which may share memory with them."""
+    to, given = (
+        [one for state in states for one in tensors_of_state(state)]
+        for states in (targets, sources)
+    )
     with torch.no_grad():
-        for target, source in zip(targets, sources, strict=True):
-            target.step.copy_(source.step)
-            for counts, given in zip(target.gates, source.gates, strict=True):
-                for one, other in zip(counts, given, strict=True):
-                    one.copy_(other)
-            for old, new in zip(target.stages, source.stages, strict=True):
-                map_state(lambda a, b: a.copy_(b), old, new)
+        for target, source in zip(to, clone_aliased(given, to), strict=True):
+            target.copy_(source)
 
 
 class BoundBuffer:
@@ -101,16 +107,22 @@ class BoundBuffer:
 
     @property
     def is_full(self) -> bool:
-        """True if no parameter ends within a block, so that the buffer can be stepped whole.
+        """True if the parameters fill the buffer, so that it can be stepped whole.
 
-        Otherwise the last block of a parameter would contain the gap after it.
+        Otherwise the last block of a parameter would contain the gap after it, and a total would
+        contain the gaps.
         """
-        return all(one.numel % self._block_size == 0 for one in self.segments)
+        return sum(one.numel for one in self.segments) == self.buffer.numel
 
     @property
     def written(self) -> list[Tensor]:
         """Tensors that a step writes to: the parameters and their state."""
         return [self._tensors[0], *self._tensors[2:]]
+
+    def first_chunk(self, hypers: Any, coefficients: Any, scalars: Scalars) -> Leaf:
+        """Return the whole buffer as one chunk, with the coefficients of a first step."""
+        made: Any = {"hypers": hypers, "coefficients": coefficients, "scalars": scalars}
+        return self.whole._replace(step=1.0, **made)
 
     def step_counts(self) -> list[int]:
         """Return the step counts, from a cache that does not see replays of captured steps.
@@ -133,6 +145,9 @@ class BoundBuffer:
 
     def _stages_of(self, one: Segment, param: Tensor) -> tuple[Any, ...]:
         """Return views of the state of one segment."""
+        if not one.numel:  # state per element cannot be told from state per block
+            with torch.inference_mode(mode=False), torch.no_grad():
+                return init_leaf(*self._chain, param).stages
         views = tuple(
             map_state(lambda flat: self._view(flat, one, param), state)
             for state in self.whole.states

@@ -1,16 +1,19 @@
 """BoundLeaves: bound parameters as the leaves of a step, in whole buffers or one by one."""
 
 from collections.abc import Sequence
+from itertools import chain, compress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import NO_CHAIN, LeafChain
+from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, state_tensors
-from functional_optim.kernels import Executor
+from functional_optim.kernels import Chunks, Executor, is_measured
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import mask_of
@@ -44,6 +47,13 @@ class BoundLeaves:
         self._layout, self._views, self._buffers = layout, views, buffers
         self._indices = [[one.index for one in buffer.segments] for buffer in buffers]
         inside = {k for own in self._indices for k in own}
+        self._members = [[params[k] for k in own] for own in self._indices]
+        """The parameters in each buffer."""
+        flat = {id(buffer.buffer) for buffer in buffers}
+        self._others = [one.data for one in layout.buffers if id(one) not in flat]
+        """The memory of all other buffers of the layout."""
+        self.all_changed = [*chain.from_iterable(self._members), *self._others]
+        """Result of :meth:`changed` if no gradient is missing."""
         self._alone = [k for k in range(len(params)) if k not in inside]
         self.firsts = [*(own[0] for own in self._indices), *self._alone]
         """For each leaf, the index of its first parameter."""
@@ -59,6 +69,7 @@ class BoundLeaves:
         """The leaves, without their chains. The step count of a buffer has all counts in it."""
         counted = [tensor for one in own for tensor in (*state_tensors(one.stages), one.step)]
         self._tensors = [*(param for param, _ in leaves), *counted]
+        self._is_complex = any(params[k].is_complex() for k in inside)
         alone = map(views.__getitem__, self._alone)
         self.own: list[Tensor | None] = [*(buffer.gradient for buffer in buffers), *alone]
         """The gradients in the buffers: of each leaf, the one in the layout's memory."""
@@ -72,8 +83,9 @@ class BoundLeaves:
             given: a gradient or None for each parameter.
 
         Returns:
-            None if the buffers do not contain the gradients. On an accelerator, gradients are
-            copied there, since the step of many small tensors takes longer than the copy.
+            None if the buffers do not contain the gradients. Gradients are copied there if they
+            have other layouts than the parameters or are complex, and on an accelerator, since the
+            step of many small tensors takes longer than the copy.
 
         Raises:
             TypeError, ValueError: a gradient that does not fit its parameter.
@@ -91,10 +103,30 @@ class BoundLeaves:
                     for k in own:
                         inside[k] = self._views[k]
         if not self._layout.gradients_in_place(inside):
-            if self._views[self.firsts[0]].is_cpu or not all(map(_is_dense, inside)):
+            if self._may_be_read(inside) or not self.have_one_count():
                 return None
+            for k, leaf in zip(self._alone, self.leaves[len(found) :], strict=True):
+                if given[k] is not None:
+                    check_grad(leaf.param, given[k], leaf.name)
             self._layout.gather(inside)
         return [*found, *map(given.__getitem__, self._alone)]
+
+    def _may_be_read(self, grads: list[Tensor | None]) -> bool:
+        """Return True if gradients outside of the buffers can be read fast, or cannot be copied."""
+        first = self._views[self.firsts[0]]
+        if first.is_cpu and not self._is_complex and self._layout.gradients_alike(grads):
+            return True
+        return not all(map(_is_dense, grads))
+
+    def changed(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
+        """Return tensors in the memory of the stepped leaves that a plan does not know.
+
+        Args:
+            grads: the gradient of each leaf, or None.
+        """
+        own = compress(self._members, (one is not None for one in grads[: len(self._members)]))
+        is_any = any(one is not None for one in grads)
+        return [*chain.from_iterable(own), *(self._others if is_any else ())]
 
     def have_one_count(self) -> bool:
         """Return True if the parameters of each buffer have the same step count."""
@@ -132,5 +164,31 @@ class BoundLeaves:
         return step
 
 
+def whole_buffers(
+    stages: Sequence[Stage],
+    by_chunks: Chunks | None,
+    buffers: Sequence[BoundBuffer],
+    *,
+    all_in: bool,
+) -> list[BoundBuffer]:
+    """Return the buffers that are stepped as one leaf each.
+
+    Args:
+        by_chunks: steps buffers; None if each parameter is stepped alone.
+        all_in: True if all parameters are in buffers.
+    """
+    if by_chunks is None:
+        return []
+    # torch's kernels round the last 16-bit elements of a tensor in another way. So with these, a
+    # buffer and its single parameters have different bits.
+    flat = [
+        one
+        for one in buffers
+        if one.is_full and not (by_chunks.exact and one.buffer.dtype.itemsize <= 2)
+    ]
+    is_all = all_in and len(flat) == len(buffers)
+    return flat if is_all or not any(map(is_measured, stages)) else []  # one call makes all totals
+
+
 def _is_dense(grad: Any) -> bool:
-    return isinstance(grad, Tensor) and grad.layout == torch.strided
+    return type(grad) in PLAIN and grad.layout == torch.strided

@@ -8,12 +8,60 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.core.state import LeafState, state_tensors
+from functional_optim.core.state import LeafState
 from functional_optim.core.state_init import init_leaf
 from functional_optim.kernels.chunks import why_not_pointwise
-from functional_optim.optimizer.bound_buffer import BoundBuffer, has_flat_state
+from functional_optim.optimizer.bound_buffer import (
+    BoundBuffer,
+    has_flat_state,
+    tensors_of_state,
+)
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import MemoryGuard
+
+
+def layout_of(
+    params: Sequence[Tensor], names: Sequence[str], groups: Sequence[int], block_size: int
+) -> FlatLayout:
+    """Move parameters into flat buffers. The parameters of a buffer can be stepped as one tensor.
+
+    Args:
+        groups: for each parameter, the number of its chain.
+        block_size: of the chain.
+    """
+    keys = [
+        # Blocks of several elements are consecutive only in contiguous parameters. Frozen
+        # parameters have no gradients. There may be a gap before a complex parameter.
+        (
+            group,
+            block_size == 1 or param.is_contiguous(),
+            param.requires_grad,
+            param.is_complex(),
+        )
+        for group, param in zip(groups, params, strict=True)
+    ]
+    return FlatLayout(params, names, keys=keys, align=block_size)
+
+
+def gradients_of(layout: FlatLayout, params: Sequence[Tensor]) -> list[Tensor]:
+    """Return a gradient for each parameter: its view of the gradient buffers, or else zeros."""
+    views = dict(zip(layout.order, layout.gradient_views(), strict=True))
+    with torch.inference_mode(mode=False), torch.no_grad():
+        every = enumerate(params)
+        return [views[k] if k in views else torch.zeros_like(one) for k, one in every]
+
+
+def check_shapes(
+    states: Sequence[LeafState], given: Sequence[LeafState], names: Sequence[str]
+) -> None:
+    """Raise ValueError if a tensor of a given state has another shape than the bound state."""
+    for own, one, name in zip(states, given, names, strict=True):
+        for target, source in zip(tensors_of_state(own), tensors_of_state(one), strict=True):
+            if target.shape != source.shape:
+                raise ValueError(
+                    f"the state at {name!r} has a tensor of shape {tuple(source.shape)}, and the "
+                    f"bound state has shape {tuple(target.shape)} there"
+                )
 
 
 def init_states(
@@ -61,10 +109,7 @@ class StateGuard:
     """Check that the tensors of a state have not moved since a caller got the state."""
 
     def __init__(self, states: Sequence[LeafState], names: Sequence[str]) -> None:
-        own = [
-            [one.step, *(k for counts in one.gates for k in counts), *state_tensors(one.stages)]
-            for one in states
-        ]
+        own = list(map(tensors_of_state, states))
         self._tensors = [tensor for tensors in own for tensor in tensors]
         self._names = [
             name for name, tensors in zip(names, own, strict=True) for _ in range(len(tensors))

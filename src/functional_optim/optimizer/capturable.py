@@ -243,7 +243,8 @@ class CapturableOptimizer(BoundOptimizer):
                 items.append(Item(param, grad, own, self._hypers[k], name))
         scalars_of = _each_once(self._numbers.scalars_of)
         engine.update_(optimizer.stages, self._executor, items, measured, scalars_of)
-        self._layout.mark_changed()
+        if any(one is not None for one in every):
+            self._layout.mark_changed()
         for buffer, stepped in in_buffers:
             buffer.advance(stepped)
 

@@ -5,6 +5,7 @@ would take longer than the step itself.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from functional_optim._torch import DisableTorchFunction, foreach_copy_
 from functional_optim.core.buffer_memory import lazy_zeros
 from functional_optim.core.checks import check_grad
 from functional_optim.core.leaf import PLAIN
-from functional_optim.native import LOOPS
 from functional_optim.plan.flat.buffer import FlatBuffer, difference
 from functional_optim.plan.guard import MemoryGuard, kinds_of
+
+_DENSE, _LAYOUT = {torch.strided}, attrgetter("layout")
 
 
 class FlatGradients:
@@ -51,11 +53,8 @@ class FlatGradients:
                 like(param, view).detach() for param, view in zip(params, views, strict=True)
             ]
             self._in_order = list(order) == list(range(given))
-        self._remembered: dict[Any, Any] = {}
-        """The views as the native loops record them, by the memory of the buffers."""
         self.kinds = kinds_of(self.views)
         self.guard = MemoryGuard(self.views)
-        self.starts = {view.data_ptr() for view in self.views if view.numel()}
 
     def attach(self) -> None:
         """Set ``.grad`` of each parameter to its view, with the values of its old gradient."""
@@ -107,57 +106,47 @@ class FlatGradients:
         pairs = zip(mine, self.views, strict=True)
         return all(difference(grad, view) is None for grad, view in pairs)
 
+    def alike(self, grads: Sequence[Any]) -> bool:
+        """Return True if the gradients of all parameters in buffers have the layouts of the views.
+
+        The views of complex parameters are complex.
+        """
+        mine = self.of_members(grads)
+        if not PLAIN.issuperset(map(type, mine)):
+            return False
+        with DisableTorchFunction():
+            try:
+                return self.guard.alike(mine)
+            except RuntimeError:  # a sparse gradient
+                return False
+
     def gather(self, grads: Sequence[Any]) -> None:
         """Copy gradients into the buffers."""
-        if self._gather_at_once(grads):
-            return
         mine = self.of_members(grads)
         # A mode such as that of torch.set_default_device would run Python at every call.
         with DisableTorchFunction(), torch.no_grad():
-            addresses = self._addresses(mine)
-            if addresses is None:
+            if not self._fit(mine):
                 for param, grad, name in zip(self.params, mine, self.names, strict=True):
                     _check_plain(param, grad, name)
-            elif not self.starts.isdisjoint(addresses):
-                mine = self._clone_from_buffers(mine)
+            mine = self._clone_from_buffers(mine)
             if mine:
-                foreach_copy_(self.views, list(mine))
+                foreach_copy_(self.views, mine)
 
-    def _gather_at_once(self, grads: Sequence[Any]) -> bool:
-        """Copy gradients by the native loops; return False, with nothing written, if impossible."""
-        loops = LOOPS.get(len(self.params))
-        if loops is None:
+    def _fit(self, mine: list[Any]) -> bool:
+        """Return True if all gradients are plain tensors that can be copied to the views."""
+        if not PLAIN.issuperset(map(type, mine)) or not _DENSE.issuperset(map(_LAYOUT, mine)):
             return False
-        mine, known = self.of_members(grads), self._remembered
-        # A mode such as that of torch.set_default_device would run Python at every call.
-        with DisableTorchFunction():
-            memory = tuple((one.data_ptr(), one.untyped_storage().nbytes()) for one in self.buffers)
-            if memory not in known:
-                known.clear()
-                known[memory] = loops.remember(self.views)
-            places = known[memory]
-            # A new list keeps the gradients alive while they are copied without the GIL.
-            mine = list(mine)
-            if places is None or not loops.copy(places, mine):
-                return False
-            loops.bump(self.buffers)
-            return True
-
-    def _addresses(self, mine: list[Any]) -> list[int] | None:
-        """Return the addresses of the gradients; None if one has another kind than its view."""
-        if not PLAIN.issuperset(map(type, mine)):
-            return None
-        try:
-            fit = self.guard.alike(mine) or kinds_of(mine) == self.kinds
-            return list(map(Tensor.data_ptr, mine)) if fit else None
-        except RuntimeError:  # a sparse gradient
-            return None
+        return self.guard.alike(mine) or kinds_of(mine) == self.kinds
 
     def _clone_from_buffers(self, mine: list[Tensor]) -> list[Tensor]:
-        """Return the gradients, with clones of those that are stored in the gradient buffers."""
+        """Return the gradients, with clones of those that are elsewhere in the gradient buffers."""
         memory = {flat.untyped_storage().data_ptr() for flat in self.buffers}
+        held = list(map(torch.UntypedStorage.data_ptr, map(Tensor.untyped_storage, mine)))
+        if memory.isdisjoint(held):
+            return mine
         return [
-            grad.clone() if grad.untyped_storage().data_ptr() in memory else grad for grad in mine
+            grad.clone() if address in memory and difference(grad, view) is not None else grad
+            for grad, view, address in zip(mine, self.views, held, strict=True)
         ]
 
 

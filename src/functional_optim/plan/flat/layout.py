@@ -234,6 +234,13 @@ class FlatLayout:
         """
         return self._of_gradients().in_place(grads)
 
+    def gradients_alike(self, grads: Sequence[Tensor | None]) -> bool:
+        """Return True if each gradient has the layout of its parameter's view, at any address.
+
+        Arguments and errors are those of :meth:`gradients_in_place`.
+        """
+        return self._of_gradients().alike(grads)
+
     def gather(self, grads: Sequence[Tensor | None]) -> None:
         """Copy separate gradients into the gradient buffers.
 
