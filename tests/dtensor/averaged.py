@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from functional_optim import chain, clip_by_global_norm, muon, sgd
 from hooks import ModelAverager, PeriodicModelAverager
@@ -15,6 +16,7 @@ from hooks.averaging import OuterModelAverager
 from hooks.averaging.compression import BFloat16
 from hooks.averaging.contrib import GossipModelAverager
 from tests.choices import case
+from tests.tensors import normal
 
 from .jobs import plain
 
@@ -114,24 +116,37 @@ def same_as_plain() -> None:
 
 
 def refused() -> None:
-    """Fault 39: shards of different elements are not averaged, and nothing changes."""
+    """Fault 39: shards of different elements are not averaged, and nothing changes.
+
+    Even shards have equal shapes on all ranks, so only their coordinates differ.
+    """
     mesh, model = replicas()
-    before = wholes(model)
-    for group in (None, mesh.get_group("shards")):
-        averager = PeriodicModelAverager(2, process_group=group)
-        with pytest.raises(ValueError, match=r"of DTensors the same shards"):
-            averager.average_parameters(model.parameters())
-        assert averager.step == 0
-    for group in (None, mesh.get_group("shards")):
-        outer = OuterModelAverager(model.parameters(), sgd(lr=0.7), 2, process_group=group)
-        outer.average_parameters()
-        with pytest.raises(ValueError, match=r"of DTensors the same shards"):
-            outer.average_parameters()
+    uneven: list[Tensor] = list(model.parameters())
+    even: list[Tensor] = [nn.Parameter(distribute_tensor(normal(4, 2), mesh["shards"], [Shard(0)]))]
+    for name, params in {"uneven": uneven, "even": even}.items():
+        before = [param.full_tensor().detach() for param in params]
+        for over, group in {"world": None, "shards": mesh.get_group("shards")}.items():
+            with case(shards=name, group=over):
+                _refused(params, group)
+        after = [param.full_tensor() for param in params]
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     group = mesh.get_group("replicas")
     for rule in (muon(lr=0.1), chain(clip_by_global_norm(1.0), sgd(lr=0.7))):
         with pytest.raises(ValueError, match=r"params\[0\] is a DTensor .*, of the outer rule"):
-            OuterModelAverager(model.parameters(), rule, 2, process_group=group)
-    gossip = GossipModelAverager(model.parameters(), 1, process_group=mesh.get_group("shards"))
+            OuterModelAverager(uneven, rule, 2, process_group=group)
+
+
+def _refused(params: list[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Check that no averager over a group takes these shards."""
+    averager = PeriodicModelAverager(2, process_group=group)
     with pytest.raises(ValueError, match=r"of DTensors the same shards"):
-        gossip.average_parameters()
-    assert all(torch.equal(one, other) for one, other in zip(before, wholes(model), strict=True))
+        averager.average_parameters(params)
+    assert averager.step == 0
+    outer = OuterModelAverager(params, sgd(lr=0.7), 2, process_group=group)
+    outer.average_parameters()
+    with pytest.raises(ValueError, match=r"of DTensors the same shards"):
+        outer.average_parameters()
+    if group is not None:  # in the world, two ranks with equal shards may be partners
+        gossip = GossipModelAverager(params, 1, process_group=group)
+        with pytest.raises(ValueError, match=r"of DTensors the same shards"):
+            gossip.average_parameters()

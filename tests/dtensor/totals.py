@@ -39,6 +39,7 @@ from functional_optim import (
     lamb,
     lars,
     mars,
+    masked,
     novograd,
     prodigy,
     sam,
@@ -193,6 +194,12 @@ CASES: dict[str, Reduced] = {
     ),
     "a user's measure": Reduced(lambda: chain(LIMIT(limit=0.5), sgd(lr=LR)), 1),
     "a user's reduce": Reduced(lambda: chain(LARGEST(limit=0.5)), 1),
+    "decay of biases, clip": Reduced(
+        lambda: chain(
+            masked(weight_decay(0.1), with_shape(is_bias)), clip_by_global_norm(0.01), sgd(lr=LR)
+        ),
+        1,
+    ),
 }
 """Chains that together use every stage of the package that needs a total."""
 

@@ -1,12 +1,13 @@
-"""Test of a stage whose sums must be those of whole tensors, over uneven shards."""
+"""Test of stages whose sums must be those of whole tensors, over uneven shards."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from functional_optim import Optimizer, TorchOptimizer, prodigy
+from functional_optim import Optimizer, TorchOptimizer, add_noise, chain, dog, prodigy
 from tests.choices import case
 from tests.tensors import normal
 
@@ -14,6 +15,13 @@ from .jobs import mesh
 
 SHAPES = {"matrix": (5, 7), "row": (1, 3), "bias": (4,), "one": (1,)}
 STEPS = 4
+
+RULES: dict[str, Callable[[], Optimizer]] = {
+    "prodigy": lambda: prodigy(1.0, d0=1e-2),
+    "prodigy, sliced": lambda: prodigy(1.0, d0=1e-2, slice_p=2),
+    "noise, dog": lambda: chain(add_noise(), dog(reps_rel=0.1)),
+}
+"""Rules with sums. Noise needs whole tensors, so the sums after it are of DTensors."""
 
 
 def params_of(*, cut: bool) -> dict[str, Tensor]:
@@ -50,11 +58,11 @@ def stepped(optimizer: Optimizer, *, cut: bool, pure: bool) -> list[Tensor]:
 
 
 def sums() -> None:
-    """Check that Prodigy's sums have the bits of one process."""
-    for slice_p in (1, 2):
+    """Check that sums have the bits of one process."""
+    for name, make in RULES.items():
         for pure in (False, True):
-            with case(slice_p=slice_p, pure=pure):
-                optimizer = prodigy(1.0, d0=1e-2, slice_p=slice_p)
+            with case(name=name, pure=pure):
+                optimizer = make()
                 found = stepped(optimizer, cut=True, pure=pure)
                 wanted = stepped(optimizer, cut=False, pure=pure)
                 for one, other in zip(found, wanted, strict=True):
