@@ -125,10 +125,8 @@ class BoundOptimizer:
     ) -> None:
         """Create the state and the leaves of steps, for parameters that are in buffers."""
         stages = self._optimizer.stages
-        on_device = self._scalars is Scalars.DEVICE
-        made = init_states(
-            stages, self._params, self._hypers, self._layout, counts_on_device=on_device
-        )
+        of = stages, self._params, self._hypers, self._layout
+        made = init_states(*of, counts_on_device=self._scalars is Scalars.DEVICE)
         self._buffers, self._states, self._others = made
         if given is not None:
             check_shapes(self._states, given, self._names)
@@ -139,8 +137,7 @@ class BoundOptimizer:
         self._gradient_tree, self._param_tree = self._tree(self._gradients), self.params
         self._group_chains = self._of_groups(chains)
         parts = self._layout, self._params, self._names, self._states, groups, self._gradients
-        all_in = not self._others
-        flat = whole_buffers(stages, self._by_chunks(), self._buffers, all_in=all_in)
+        flat = whole_buffers(stages, self._by_chunks(), self._buffers, all_in=not self._others)
         self._whole = BoundLeaves(self._executor, flat, *parts)
         """Leaves of a step of whole buffers."""
         self._single = BoundLeaves(self._executor, (), *parts)
