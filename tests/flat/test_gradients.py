@@ -272,3 +272,15 @@ def test_undo_keeps_gradients_as_they_are() -> None:
     layout.undo()
     assert all(param.grad is grad for param, grad in zip(params, kept, strict=True))
     assert [grad.tolist() for grad in kept if grad is not None] == [[3, 3], [0, 0]]
+
+
+def test_gather_reads_a_gradient_that_lies_among_others_before_it_writes() -> None:
+    """A gradient may begin within the view of another parameter, or within its own view."""
+    for start in (2, 6, 7, 8):
+        layout = FlatLayout([torch.zeros(4) for _ in range(3)], list("abc"))
+        (flat,) = layout.gradient_buffers()
+        flat.copy_(torch.arange(12.0))
+        layout.gather([torch.full((4,), 100.0), torch.full((4,), 200.0), flat[start : start + 4]])
+        with case(start=start):
+            assert flat[:8].tolist() == [100.0] * 4 + [200.0] * 4
+            assert flat[8:].tolist() == [float(start + k) for k in range(4)]
