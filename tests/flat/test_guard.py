@@ -1,6 +1,5 @@
 """Guards look at tensors by loops in C, and by slower Python where these loops are missing."""
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from functional_optim.plan import guard
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import LayoutGuard, MemoryGuard
 
-from ..choices import case
 from .support import GUARDS
 
 
@@ -52,16 +50,6 @@ def test_conjugates_and_negatives_are_seen() -> None:
     negative = torch.zeros(3, 3, dtype=torch.complex64).conj().imag
     assert negative.is_neg()
     assert not alike([negative.as_strided((3, 3), (3, 1)), *ours[1:]])
-
-
-def test_some_of_them() -> None:
-    ours = made()
-    alike = LayoutGuard(ours)
-    for which in product([True, False], repeat=4):
-        with case(which=which):
-            some = [one for one, there in zip(ours, which, strict=True) if there]
-            assert alike(some, which)
-            assert not which[0] or not alike([some[0].t(), *some[1:]], which)
 
 
 def test_who_requires_grad_and_of_what_class_does_not_matter() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain, compress
-from typing import Any
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from functional_optim.plan.guard import mask_of
 from functional_optim.plan.planned_runs import PreparedStep
 from functional_optim.plan.planned_steps import PlannedSteps
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
+
+_DENSE, _LAYOUT = {torch.strided}, attrgetter("layout")
 
 
 class BoundLeaves:
@@ -116,7 +118,8 @@ class BoundLeaves:
         first = self._views[self.firsts[0]]
         if first.is_cpu and not self._is_complex and self._layout.gradients_alike(grads):
             return True
-        return not all(map(_is_dense, grads))
+        are_plain = PLAIN.issuperset(map(type, grads))
+        return not (are_plain and _DENSE.issuperset(map(_LAYOUT, grads)))
 
     def changed(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
         """Return tensors in the memory of the stepped leaves that a plan does not know.
@@ -188,7 +191,3 @@ def whole_buffers(
     ]
     is_all = all_in and len(flat) == len(buffers)
     return flat if is_all or not any(map(is_measured, stages)) else []  # one call makes all totals
-
-
-def _is_dense(grad: Any) -> bool:
-    return type(grad) in PLAIN and grad.layout == torch.strided

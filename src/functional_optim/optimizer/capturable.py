@@ -31,6 +31,7 @@ from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan import engine
 from functional_optim.plan.device_numbers import DeviceNumbers, first_value
+from functional_optim.plan.guard import mark_changed
 from functional_optim.plan.item import Item, StepScalars
 
 
@@ -243,10 +244,10 @@ class CapturableOptimizer(BoundOptimizer):
                 items.append(Item(param, grad, own, self._hypers[k], name))
         scalars_of = _each_once(self._numbers.scalars_of)
         engine.update_(optimizer.stages, self._executor, items, measured, scalars_of)
-        if any(one is not None for one in every):
-            self._layout.mark_changed()
-        for buffer, stepped in in_buffers:
-            buffer.advance(stepped)
+        stepped = [self._params[k] for k, grad in enumerate(every) if grad is not None]
+        mark_changed([*stepped, *self._single.changed(every)])
+        for buffer, are_stepped in in_buffers:
+            buffer.advance(are_stepped)
 
     def _counts(
         self, in_buffers: Sequence[tuple[BoundBuffer, Sequence[bool]]]

@@ -8,7 +8,6 @@ loops in C++ then take 0.4 ms.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import compress
 from operator import attrgetter, eq
 from typing import Any, NamedTuple
 
@@ -112,15 +111,12 @@ class LayoutGuard:
         self._guards = _guards(examples)
         self._native = NativeGuard()
 
-    def __call__(self, tensors: Sequence[Tensor], which: Sequence[bool] | None = None) -> bool:
+    def __call__(self, tensors: Sequence[Tensor]) -> bool:
         """Return True if the tensors have the layouts of the examples.
 
         Args:
             tensors: dense tensors, one for each example.
-            which: for each example, True if it has a tensor; None if all have one.
         """
-        if which is not None:
-            return _traits(tensors) == [list(compress(trait, which)) for trait in self._traits]
         known = self._native.known
         if known is not None and isinstance(tensors, list) and known(tensors, False):
             return True
