@@ -23,7 +23,8 @@ from tests.tensors import assert_same, normal
 def without_plans() -> Iterator[None]:
     """Disable plans inside the context."""
     with (
-        mock.patch.object(PlannedSteps, "plan_after"),
+        mock.patch.object(PlannedSteps, "plan", return_value=False),
+        mock.patch.object(PlannedSteps, "plan_runs"),
         mock.patch.object(tree_steps, "_PLANS", []),
     ):
         yield
@@ -89,9 +90,9 @@ def test_entries_of_state_that_are_none_do_not_keep_a_step_from_being_planned() 
     for entries in run.state.values():
         entries["max_exp_avg_sq"] = None
     run.step(2)
-    with mock.patch.object(PlannedSteps, "plan_after") as learn:
+    with mock.patch.object(PlannedSteps, "plan", return_value=False) as plan:
         run.step(2)
-    assert not learn.called
+    assert not plan.called
 
 
 def test_state_that_moves_to_another_parameter() -> None:

@@ -72,7 +72,7 @@ def test_tensors_are_located_as_by_the_native_loops(change: str) -> None:
     for given in (tensors, CHANGES[change](example()), tensors):
         with case(change=change, is_changed=given is not tensors):
             found = [
-                loops.locate(layout, given, 0)
+                loops.locate(layout, given)
                 for loops, layout in zip((native, PYTHON_LOOPS), layouts, strict=True)
             ]
             assert found[0] == found[1]
