@@ -167,7 +167,7 @@ class ChunkExecutor(Executor):
             for call in calls:
                 call()
             if others:
-                (self._stacks or self._reference).update_(stages, others, totals)
+                self._reference.update_(stages, others, totals)
 
     def _step_whole(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
