@@ -54,9 +54,11 @@ def call_stage(
 def is_raw_source(stage: Stage) -> bool:
     """Return True if the gradient after the stage is the raw gradient of later stages.
 
-    This holds for gates, and for leading transforms, such as the negation for ``maximize=True``.
+    This holds for gates that keep gradients, such as ``accumulate``, and for leading transforms,
+    such as the negation for ``maximize=True``.
     """
-    return stage.gate is not None or (isinstance(stage, Transform) and stage.leads)
+    keeps = stage.gate is not None and stage.gate.holds == "gradient"
+    return keeps or (isinstance(stage, Transform) and stage.leads)
 
 
 def init_state(stage: Stage, param: Tensor, hyper: Any) -> Any:

@@ -201,7 +201,8 @@ class GroupChains:
             return
         # Earlier versions did not write how often gates have opened.
         missing = sorted(wanted.keys() - found[0].keys() - self._opened.keys())
-        if missing or any(one != found[0] for one in found):
+        # By their text, since NaN differs from itself.
+        if missing or any(repr(one) != repr(found[0]) for one in found):
             what = f"it has no {', '.join(missing)}" if missing else "its groups differ in that"
             raise ValueError(
                 f"this checkpoint does not say what {self.optimizer} keeps for all parameters: "

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.checks import check_grad, check_param
+from functional_optim.core.checks import check_grad, check_param, check_writable
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import Links
@@ -226,6 +226,8 @@ class GroupSteps:
             leaf = StepLeaf(len(leaves), param, state, chain, name)
             if is_checked:
                 check_param(param, name)
+                if param.is_conj() or param.is_neg():
+                    check_writable({name: param})
                 if grad is not None:
                     check_grad(param, grad, name)
             leaves.append(leaf)

@@ -88,6 +88,13 @@ def _run_stages(
                 walks[position] = None  # type: ignore[call-overload]  # frees its temporaries
 
 
+def _walked(stages: Sequence[Stage], leaf: Leaf, measured: Sequence[Tensor]) -> _StageWalk:
+    """Run stages for one leaf, with the totals of all measured stages."""
+    found: list[_StageWalk] = []
+    _run_stages(stages, [leaf], measured, lambda _, walk: found.append(walk))
+    return found[0]
+
+
 def write(leaf: Leaf, stepped: Stepped) -> None:
     """Copy the results of a step into the leaf."""
     check_kept(leaf, stepped)
@@ -249,12 +256,10 @@ class ReferenceExecutor(Executor):
         """Yield the addends of each leaf to the totals: tensors of one element."""
         last = stages[-1]
         assert last.reduce is not None
-        before = range(len(stages) - 1)
         for leaf in leaves:
             param, grad = leaf.param, leaf.grad
-            if before:
-                walk = _StageWalk(leaf)
-                walk.run(stages, before, leaf, measured)
+            if len(stages) > 1:
+                walk = _walked(stages[:-1], leaf, measured)
                 param, grad = walk.param, walk.grad
             yield last.reduce(param, grad, leaf.states[-1], leaf.coefficients[-1])
 

@@ -210,9 +210,9 @@ def _after(run: StageRun, before: LeafState, part: LeafState) -> LeafState:
     start, stop = run.part.start, run.part.stop
     stages = (*map(_copied, before.stages[:start]), *made, *map(_copied, before.stages[stop:]))
     gates = [GateCounts(*map(torch.clone, one)) for one in before.gates]
-    for k, passed in run.gates:
+    for k, passed, counted in run.gates:
         runs, held = gates[k]
-        gates[k] = GateCounts(runs + 1, torch.zeros_like(held) if passed else held + 1)
+        gates[k] = GateCounts(runs + int(counted), torch.zeros_like(held) if passed else held + 1)
     step = part.step if run.is_step else before.step.clone()
     return LeafState(step, stages, tuple(gates))
 
@@ -278,9 +278,9 @@ def prepare(executor: Executor, decided: Decision, run: StageRun) -> Callable[[]
 def _run_and_count(step: Callable[[], None], run: StageRun, states: Sequence[LeafState]) -> None:
     step()
     for state in states:
-        for k, passed in run.gates:
+        for k, passed, counted in run.gates:
             runs, held = state.gates[k]
-            runs.add_(1)
+            runs.add_(int(counted))
             held.add_(1)
             if passed:
                 held.zero_()

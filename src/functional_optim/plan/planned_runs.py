@@ -97,7 +97,10 @@ class PlannedRun(NamedTuple):
 
 
 def _run(
-    steps: BoundStep, counted: CountClasses, numbers: Numbers, gates: Sequence[tuple[int, bool]]
+    steps: BoundStep,
+    counted: CountClasses,
+    numbers: Numbers,
+    gates: Sequence[tuple[int, bool, bool]],
 ) -> None:
     steps.run()
     counted.at_gates(steps.tensors, numbers, gates)

@@ -57,8 +57,9 @@ class StageRun:
     """True if the leaves have no gradient, and continue with what a gate kept of earlier calls."""
     is_step: bool
     """True if the run includes the last stage, so that the step counts increase."""
-    gates: tuple[tuple[int, bool], ...]
-    """The gates in the run: the number of each, and True if the leaves pass it."""
+    gates: tuple[tuple[int, bool, bool], ...]
+    """The gates in the run: the number of each, True if the leaves pass it, and True if the stages
+    before it run. They do not run for late leaves at the gate at which these waited."""
 
 
 class _Passage(NamedTuple):
@@ -73,10 +74,18 @@ class _Passage(NamedTuple):
     is_late: bool
     """True if the leaves have no gradient, and continue with what a gate kept."""
 
-    @property
-    def is_missing(self) -> bool:
-        """Return True if the leaves have no gradient, and no gate has let them through."""
-        return not (self.cohort.has_gradients or self.is_late)
+    def waits_at(self, place: int, closed: frozenset[int]) -> bool:
+        """Return True if the gate of a link may have kept something of these leaves.
+
+        The leaves have no gradient, no gate has let them through, and none of their gates before
+        this one is closed.
+
+        Args:
+            closed: the indices of the gates that are closed in this step.
+        """
+        if self.cohort.has_gradients or self.is_late or place not in self.cohort.places:
+            return False
+        return closed.isdisjoint(self.cohort.places[: self.cohort.places.index(place)])
 
     def reaches(self, place: int) -> bool:
         """Return True if the leaves reach the stage of a link."""
@@ -262,7 +271,7 @@ def _point(
     ]
     missing = []
     for way in ways if stage.gate is not None and stage.gate.holds != "nothing" else ():
-        if way.is_missing and place in way.cohort.places:
+        if way.waits_at(place, gates[1]):
             at = way.cohort.places.index(place)
             missing.append((_gates(way.cohort).index(at), way.members))
     found.sort(key=lambda part: part.members[0])
@@ -280,7 +289,7 @@ def _through(
             stop = way.cohort.places.index(place) + 1
             made.append(way._replace(stop=stop, is_closed=not is_open))
             continue
-        if late and way.is_missing and place in way.cohort.places:
+        if late and way.waits_at(place, point.closed):
             own, at = next(at_gate), way.cohort.places.index(place)
             kept = tuple(sorted({*way.members} - {*own}))
             made.append(way._replace(members=kept))
@@ -310,7 +319,7 @@ def _run(way: _Passage) -> StageRun:
     # is closed it waits again.
     passed = is_step or (way.is_late and stop == way.start + 1)
     gates = tuple(
-        (k, passed or at < stop - 1)
+        (k, passed or at < stop - 1, not way.is_late or at > way.start)
         for k, at in enumerate(_gates(cohort))
         if way.start <= at < stop
     )

@@ -92,20 +92,21 @@ class CountClasses:
         return found
 
     def at_gates(
-        self, tensors: list[Tensor], numbers: Numbers, gates: Sequence[tuple[int, bool]]
+        self, tensors: list[Tensor], numbers: Numbers, gates: Sequence[tuple[int, bool, bool]]
     ) -> None:
         """Update the counts at the gates of a run.
 
         Args:
             numbers: the counts before the step.
-            gates: for each gate, its number, and True if the leaves pass it.
+            gates: of the run.
         """
         loops = loops_for(len(self.groups))
         for one, (_, _, before) in zip(self._classes, numbers, strict=True):
-            for k, passed in gates:
+            for k, passed, counted in gates:
                 runs, held = one.gates[k]
                 by = -before[k][1] if passed else 1
-                loops.advance_each(tensors, runs)
+                if counted:
+                    loops.advance_each(tensors, runs)
                 if by == 1:
                     loops.advance_each(tensors, held)
                 elif by:
