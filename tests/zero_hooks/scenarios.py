@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import adamw, chain, clip_by_global_norm, sgd
-from hooks import hook_with_zero_step, hook_with_zero_step_interleaved
+from functional_optim import adamw, chain, clip_by_global_norm, ema, sgd
+from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import make_transport
 from tests.ddp import comparison, models, through_memory, twins
@@ -247,6 +247,8 @@ def late_owner(
         run.ddp.zero_grad()
     if how == "wait":
         run.hook.wait()
+    elif how == "view":
+        run.zero.view()
     elif how == "load":
         run.ddp.module.load_state_dict(copy.deepcopy(alone.module.state_dict()))
     found: dict[str, Tensor] = dict(run.ddp.module.named_parameters())
@@ -255,6 +257,46 @@ def late_owner(
     run.hook.wait()  # a late gather would overwrite loaded values
     seen["differences"] = [n for n, p in alone.params.items() if not torch.equal(found[n], p)]
     return seen
+
+
+def frozen_later(kind: str) -> dict[str, Any]:
+    """Freeze a layer that backward still passes through; return the parameters at the end."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3)))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1e-4, find_unused_parameters=True)
+    zero = ZeroRedundancyOptimizer(model.named_parameters(), sgd(lr=0.1), overlap_with_ddp=True)
+    hook: Any = zero_step_hook(ddp, zero)
+    if kind == "interleaved":
+        hook = hook_with_zero_step_interleaved(allreduce_hook, ddp, zero)
+    ddp.register_comm_hook(None, hook)
+    for number in range(4):
+        if number == 2:
+            model[1].weight.requires_grad_(requires_grad=False)
+        ddp(torch.full((2, 8), 1.0 + dist.get_rank())).square().mean().backward()
+        ddp.zero_grad()
+    hook.wait()
+    return {"differences": [], "digest": comparison.digest(model.parameters())}
+
+
+def views_in_training(how: str) -> dict[str, Any]:
+    """Ask for views while gathers run on into forward; return the parameters at the end."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(600, 600, bias=False) for _ in range(2)))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1)
+    optimizer = chain(sgd(lr=0.1), ema(0.5))
+    zero = ZeroRedundancyOptimizer(model.named_parameters(), optimizer, overlap_with_ddp=True)
+    hook = zero_step_hook(ddp, zero, into_forward=True)
+    ddp.register_comm_hook(None, hook)
+    for _ in range(6):
+        ddp(torch.full((2, 600), 1.0 + dist.get_rank())).square().mean().backward()
+        zero.zero_grad()
+        if how == "view":
+            zero.view()
+        else:
+            with zero.averaged(model):
+                pass
+    hook.wait()
+    return {"differences": [], "digest": comparison.digest(model.parameters())}
 
 
 def jitter(kind: str, memory: bool) -> dict[str, Any]:

@@ -22,6 +22,8 @@ UNEVEN = [
 ]
 SCALED = ("scatter", "forward")
 FREED = pairs(kind=KINDS, unused=(False, True), memory=(False, True))
+FROZEN = ("scatter", "interleaved")
+VIEWS = ("view", "averaged")
 BYTES = pairs(policy=("greedy", "elements", "largest_first"), cap=(1e-4, 25))
 
 
@@ -32,6 +34,8 @@ def on_processes() -> Outcomes:
         **{f"uneven {one}": Job(scenarios.uneven, one) for one in UNEVEN},
         **{f"scaled {kind}": Job(scenarios.uneven_scaled, {"kind": kind}) for kind in SCALED},
         **{f"freed {one}": Job(scenarios.freed, one) for one in FREED},
+        **{f"frozen {kind}": Job(scenarios.frozen_later, {"kind": kind}) for kind in FROZEN},
+        **{f"{how}": Job(scenarios.views_in_training, {"how": how}) for how in VIEWS},
         **{f"bytes {one}": Job(scenarios.bytes_sent, one) for one in BYTES},
     }
     return run_ranks(jobs, ranks=3, seconds=90)
@@ -79,7 +83,7 @@ def test_a_grad_scaler(kind: str) -> None:
         assert seen["differences"] == []
 
 
-@pytest.mark.parametrize("how", ["wait", "state_dict", "load"])
+@pytest.mark.parametrize("how", ["wait", "state_dict", "load", "view"])
 def test_gathers_that_run_on_into_forward(how: str) -> None:
     """Gathers may end in forward, and no rank reads an incomplete parameter."""
     for attention in (False, True):
@@ -146,3 +150,9 @@ def test_bytes_of_an_all_reduce(on_processes: Outcomes) -> None:
         with case(**one):
             for seen in results(on_processes, f"bytes {one}"):
                 assert seen["sent"] == [seen["all_reduce"]] * 3
+
+
+@pytest.mark.parametrize("job", [*(f"frozen {kind}" for kind in FROZEN), *VIEWS])
+def test_ranks_have_equal_parameters(on_processes: Outcomes, job: str) -> None:
+    """Backward may read a frozen weight after its bucket is ready; views wait for gathers."""
+    same_everywhere(results(on_processes, job))

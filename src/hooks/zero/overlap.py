@@ -115,6 +115,7 @@ class Overlap:
         self._pending: dict[int, _PendingGather] = {}
         self.handles = self.driver.handles
         """Handles of hooks on parameters and modules, to remove together with this object."""
+        zero.wait_before_views(weakref.WeakMethod(self.wait))
         # Hooks are removed, because the module may later be wrapped again, with other optimizers.
         weakref.finalize(self, _finish_gathers, self._pending, self.handles).atexit = False
 
@@ -194,7 +195,8 @@ class Overlap:
 
         The values change later, in another thread, after everything that has read them so far.
         """
-        self._entered += bucket.params
+        # A frozen parameter does not change. Its bucket may be ready before backward has read it.
+        self._entered += [param for param in bucket.params if param.requires_grad]
         if bucket.last or not self._hold:
             torch.autograd.graph.increment_version(self._entered)
             self._entered = []

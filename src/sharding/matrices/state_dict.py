@@ -77,7 +77,8 @@ def local_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners) -
         if path in matrices or not is_cut(param):
             # On all ranks, since this is a collective for a DTensor.
             found = map_tensors(partial(_own_part, param=param, rows=None), entries)
-            states[key] = found if path not in matrices or path in owned else {}
+            is_stepped = id(param) in owners.stand_ins.by_param  # else it is frozen
+            states[key] = found if path not in matrices or (path in owned and is_stepped) else {}
             continue
         rows = _own_rows(owners, param)
         take = partial(_own_part, param=param, rows=rows)

@@ -46,7 +46,6 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
     It replaces torch's class: change the import. It also takes several groups, mixed dtypes, frozen
     parameters and sub-groups, which torch's class refuses or steps wrongly. Options are read from
     ``param_groups`` at every step, so any scheduler works.
-    wrong. Options are read from ``param_groups`` at every step, so any scheduler works.
 
     Args:
         params: parameters, (name, parameter) pairs, or parameter groups. Names are the paths in
@@ -67,7 +66,8 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
             in the order of their owners. They stay the same objects; a gather is then one
             collective for each buffer.
         overlap_with_ddp: step from a communication hook during backward (see
-            ``hooks.zero_step_hook``); :meth:`step` then only logs a warning.
+            ``hooks.zero_step_hook``); :meth:`step` then only logs a warning, and hooks of
+            ``register_step_pre_hook`` and ``register_step_post_hook`` are not called.
         policy: a key of :data:`sharding.POLICIES`, or a function of a Problem. "greedy" is torch's
             partition. "elements" gives equal shares by cutting parameters, if the rule allows it.
             "sliced" also does, and is the policy for a hook that steps during backward.
@@ -159,6 +159,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
             else ShardOptimizer(self._local, self._local.owned.recipe.defaults, self._total)
         )
         self._collected = None
+        self._waits = []
         self.register_state_dict_post_hook(write_states, prepend=True)
         self._built = True
 
@@ -360,6 +361,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
                 without some elements that this rank owns. Nothing has changed.
         """
         load_with_hooks(self, state_dict, lambda given: load(self._parts, given))
+        self._collected = None
 
     # -------------------------------------------------------------------------- uneven inputs
 

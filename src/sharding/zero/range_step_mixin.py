@@ -1,8 +1,9 @@
 """Steps and gathers of ranges, which communication hooks use with ZeroRedundancyOptimizer."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,7 @@ class RangeStepMixin(AveragedParams):
     _transports: Transports
     _opt_called: bool
     _collected: ConsolidatedState | None
+    _waits: "list[WeakMethod[Callable[[], object]]]"
 
     hook_unscales: bool = False
     """True if the communication hook divides gradients by the scale of a GradScaler."""
@@ -85,6 +87,7 @@ class RangeStepMixin(AveragedParams):
                 unused.
         """
         self._steps.tracker.end(self._own.every())
+        self._collected = None  # also on a rank that owned nothing
         self._opt_called = True  # else torch's schedulers warn that there was no step
 
     def skip(self, paths: Iterable[str]) -> None:
@@ -241,7 +244,15 @@ class RangeStepMixin(AveragedParams):
         """
         return super().view()
 
+    def wait_before_views(self, wait: "WeakMethod[Callable[[], object]]") -> None:
+        """Call a method, as long as its object lives, before parameters are replaced by views."""
+        self._waits.append(wait)
+
     def _viewed(self) -> list[Tensor]:
+        for one in self._waits:
+            wait = one()
+            if wait is not None:
+                wait()
         params = [param for group in self.param_groups for param in group["params"]]
         self._find_memory(self.params)
         return gather_views(
