@@ -17,7 +17,6 @@ from ..test_gradients import (
 from ..test_guard import (
     test_conjugates_and_negatives_are_seen,
     test_memory_that_a_buffer_leaves_stays_with_its_parameters,
-    test_some_of_them,
     test_who_requires_grad_and_of_what_class_does_not_matter,
 )
 
