@@ -29,7 +29,6 @@ __all__ = [
     "test_gather_takes_gradients_that_have_a_graph_and_leaves_it_alone",
     "test_gradients_that_are_not_in_place",
     "test_memory_that_a_buffer_leaves_stays_with_its_parameters",
-    "test_some_of_them",
     "test_the_first_that_left_is_named",
     "test_the_number_of_parameters_costs_no_python",
     "test_who_requires_grad_and_of_what_class_does_not_matter",
