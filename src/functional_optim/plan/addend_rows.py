@@ -55,8 +55,8 @@ class Addends:
         self._part, self._positions = part, rows
         params = [tensors[row.param] for row in rows]
         own = [tensors[k] for row in rows for k in row.written]
-        self.are_simple = is_simple(own) and all(map(_IS_CPU, own))
-        """True if this class can reduce the leaves: all are plain dense tensors on the CPU."""
+        self.are_simple = is_simple(own) and all(map(_IS_CPU, own)) and are_real(own)
+        """True if this class can reduce the leaves: all are plain real tensors on the CPU."""
         kinds: dict[Any, int] = {}
         for k, (param, group) in enumerate(zip(params, counted.groups, strict=True)):
             kinds.setdefault((group, param.shape, param.dtype), k)
@@ -185,8 +185,10 @@ def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:
 
 
 def is_simple(tensors: Sequence[Tensor]) -> bool:
-    """Return True if all tensors are plain, strided and real."""
-    return all(
-        type(one) in PLAIN and one.layout == torch.strided and not one.is_complex()
-        for one in tensors
-    )
+    """Return True if all tensors are plain and strided."""
+    return all(type(one) in PLAIN and one.layout == torch.strided for one in tensors)
+
+
+def are_real(tensors: Sequence[Tensor]) -> bool:
+    """Return True if no tensor is complex."""
+    return not any(map(Tensor.is_complex, tensors))

@@ -27,6 +27,7 @@ from functional_optim.plan.guard import kinds_of
 from functional_optim.plan.item import Item, StepScalars
 from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.list_layout import ListLayout, fills_memory
+from functional_optim.plan.real_views import RealViews
 from functional_optim.plan.step_counts import is_step_count
 from functional_optim.plan.totals import Totals
 
@@ -39,7 +40,7 @@ class BoundStep(NamedTuple):
 
     loops: Any
     first: Call | None
-    """BoundStep the leaves that no kernel can step in their memory."""
+    """Step the leaves that no kernel can step in their memory."""
     parts: Sequence[Part]
     """Step all other leaves."""
     tensors: list[Tensor]
@@ -109,6 +110,10 @@ class StepPlan:
         kinds: Sequence[int] = (),
     ) -> None:
         self._stages, self._executor = stages, executor
+        self._real = RealViews.among(rows, tensors)
+        if self._real is not None:
+            tensors = self._real.of(tensors) or tensors
+            items = [row.item(tensors, one.hypers) for row, one in zip(rows, items, strict=True)]
         self._groups, self._rows = list(groups), rows
         self._steps_of = [row.step for row in rows]
         self._may_begin, self._counts = may_begin, counted
@@ -153,9 +158,10 @@ class StepPlan:
             count = loops.common(tensors, chunk.steps)
             if count is None or count is False:
                 return False
-        if any(fills_memory(tensors[k]) for k in self._loose):
+        views = tensors if self._real is None else self._real.of(tensors)
+        if views is None or any(fills_memory(views[k]) for k in self._loose):
             return False  # a new plan can step these leaves together
-        return self._layout.hold(tensors)
+        return self._layout.hold(views)
 
     def prepare(
         self,
@@ -178,6 +184,11 @@ class StepPlan:
             TypeError, ValueError, RuntimeError: a gradient that does not fit.
             KernelError, NotPointwiseError: the executor does not step the leaves.
         """
+        if self._real is not None:
+            views = self._real.of(tensors)
+            if views is None:
+                return None
+            tensors = views
         loops, may_begin = self._layout.loops, begins or self._may_begin
         every: list[StepScalars] = []
         for chunk in self._chunks:  # as a rule one
@@ -242,9 +253,10 @@ class StepPlan:
         """
         if self.others or not self._chunks or not self._totals.count:
             return None
-        if not self.is_for(tensors):
+        views = tensors if self._real is None else self._real.of(tensors)
+        if views is None or not self.is_for(tensors):
             return None
-        own = []
+        tensors, own = views, []
         for chunk in self._chunks:
             count = self._layout.loops.common(tensors, chunk.steps)
             own.append(chunk.scalars_at(hypers[chunk.group], count + 1.0).coefficients)
