@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import Optimizer, TorchOptimizer, accumulate, adamw, chain, ema, sgd
-from functional_optim.kernels import ChunkExecutor, ReferenceExecutor, chunks
+from functional_optim.kernels import KernelExecutor, ReferenceExecutor, chunks
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.plan import tree_steps
 from tests.choices import case
@@ -80,13 +80,13 @@ DOORS: dict[str, Callable[[Optimizer], Tree]] = {
 def by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record each chunk that a kernel steps."""
     found: list[str] = []
-    before = ChunkExecutor.bind_chunk
+    before = KernelExecutor.bind_chunk
 
-    def noted(self: ChunkExecutor, stages: Sequence[Any], chunk: Any, totals: Any) -> Any:
+    def noted(self: KernelExecutor, stages: Sequence[Any], chunk: Any, totals: Any) -> Any:
         found.append(chunk.name)
         return before(self, stages, chunk, totals)
 
-    monkeypatch.setattr(ChunkExecutor, "bind_chunk", noted)
+    monkeypatch.setattr(KernelExecutor, "bind_chunk", noted)
     monkeypatch.setattr(chunks, "LARGE", 1)  # smaller leaves would step in lists
     for plans in (tree_steps,):  # known plans have kernels already
         monkeypatch.setattr(plans, "_PLANS", [])

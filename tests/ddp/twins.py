@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import LeafState, Optimizer
-from functional_optim.kernels import ChunkExecutor, ReferenceExecutor
+from functional_optim.kernels import KernelExecutor, ReferenceExecutor
 from functional_optim.plan.step_plan import BoundStep
 from hooks import OptimizerState
 from hooks.step_hook import build_hook
@@ -188,7 +188,7 @@ def executor_calls() -> Iterator[list[int]]:
     """Yield the number of leaves in each call of an executor, or of a plan."""
     calls: list[int] = []
     with (
-        mock.patch.object(ChunkExecutor, "update_", _noting(ChunkExecutor.update_, calls)),
+        mock.patch.object(KernelExecutor, "update_", _noting(KernelExecutor.update_, calls)),
         mock.patch.object(ReferenceExecutor, "update_", _noting(ReferenceExecutor.update_, calls)),
         mock.patch.object(BoundStep, "run", _noting_plans(BoundStep.run, calls)),
     ):

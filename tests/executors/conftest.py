@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import functional_optim
-from functional_optim.kernels import EXECUTORS, ChunkExecutor, chunks
+from functional_optim.kernels import EXECUTORS, KernelExecutor, chunks
 from functional_optim.kernels.blocked_kernel import BLOCK_VARIABLE
 from functional_optim.kernels.inductor import InductorKernel
 from functional_optim.plan import tree_steps
@@ -91,4 +91,4 @@ def captured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile capturable steps on the CPU as on CUDA, but into torch's own operations."""
     kernel = InductorKernel(devices=("cpu",), backend="aot_eager")
     for name in ("auto", "compiled"):
-        monkeypatch.setitem(EXECUTORS, name, ChunkExecutor(kernel, on_device=True))
+        monkeypatch.setitem(EXECUTORS, name, KernelExecutor(kernel, on_device=True))

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from functional_optim import Optimizer
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.state_init import init_leaf
-from functional_optim.kernels import EXECUTORS, ChunkExecutor, Chunks, ReferenceExecutor
+from functional_optim.kernels import EXECUTORS, Chunks, KernelExecutor, ReferenceExecutor
 from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact.program import LoopProgram
 from functional_optim.plan.item import coefficients_at
@@ -174,12 +174,12 @@ def broken_off(
             raise error("broken off")
 
     patch.setattr(ReferenceExecutor, "update_", _preceded(begin, ReferenceExecutor.update_))
-    bind_chunk, bound = ChunkExecutor.bind_chunk, LoopProgram.bound
+    bind_chunk, bound = KernelExecutor.bind_chunk, LoopProgram.bound
 
     def counted_chunk(*given: Any) -> Callable[[], object]:
         return _preceded(begin, bind_chunk(*given))
 
-    patch.setattr(ChunkExecutor, "bind_chunk", counted_chunk)
+    patch.setattr(KernelExecutor, "bind_chunk", counted_chunk)
 
     def counted_table(self: LoopProgram, table: Table, scalar_args: Any) -> Callable[[], object]:
         call = bound(self, table, scalar_args)

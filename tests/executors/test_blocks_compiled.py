@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from functional_optim.kernels import ChunkExecutor
+from functional_optim.kernels import KernelExecutor
 from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact.program import LoopProgram
 
@@ -76,13 +76,13 @@ def test_the_end_of_a_chunk_is_not_a_block_of_something_else() -> None:
 def test_a_lone_element_does_not_stand_for_longer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a lone element, state per block looks like state per element."""
     asked: list[tuple[int, int]] = []
-    bind_table = ChunkExecutor.bind_table
+    bind_table = KernelExecutor.bind_table
 
-    def noted(self: ChunkExecutor, stages: Any, like: Any, elements: int) -> Any:
+    def noted(self: KernelExecutor, stages: Any, like: Any, elements: int) -> Any:
         asked.append((like.param.numel(), elements))
         return bind_table(self, stages, like, elements)
 
-    monkeypatch.setattr(ChunkExecutor, "bind_table", noted)
+    monkeypatch.setattr(KernelExecutor, "bind_table", noted)
     given = [noise(k, size) for k, size in enumerate((1, 5000, 300))]
     plain = EIGHT_BITS.using(executor="reference")
     want, _ = plain.update(given, given, EIGHT_BITS.init(given))

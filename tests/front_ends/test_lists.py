@@ -20,7 +20,7 @@ from functional_optim import (
     schedule_free_adamw,
     sgd,
 )
-from functional_optim.kernels import EXECUTORS, ChunkExecutor, register_executor
+from functional_optim.kernels import EXECUTORS, KernelExecutor, register_executor
 from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.foreach import ForeachKernel
 from tests.choices import case
@@ -56,7 +56,7 @@ class Noting(ForeachKernel):
 @pytest.fixture
 def kernel() -> Iterator[Noting]:
     made = Noting()
-    register_executor("by lists", ChunkExecutor(BlockedKernel(), listings=[made]))
+    register_executor("by lists", KernelExecutor(BlockedKernel(), listings=[made]))
     yield made
     del EXECUTORS["by lists"]
 

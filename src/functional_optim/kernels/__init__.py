@@ -1,8 +1,8 @@
 """Executors and kernels, which run a chain over many leaves. They differ in speed."""
 
 from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured, needs_total
-from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.executor import Chunks, Executor
+from functional_optim.kernels.kernel_executor import KernelExecutor
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.table import (
     EXECUTORS,
@@ -13,15 +13,14 @@ from functional_optim.kernels.table import (
     in_place,
     register_executor,
 )
-from functional_optim.kernels.totals import HandedOn, total_of
+from functional_optim.kernels.totals import total_of
 
 __all__ = [
     "EXECUTORS",
-    "ChunkExecutor",
     "Chunks",
     "Executor",
     "ExecutorName",
-    "HandedOn",
+    "KernelExecutor",
     "Leaf",
     "ReferenceExecutor",
     "Scalars",

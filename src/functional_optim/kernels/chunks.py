@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_functorch_wrapped_tensor, tangent_of
-from functional_optim.core.leaf import PLAIN, Leaf
+from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import map_state
 
@@ -36,8 +36,6 @@ class Table(NamedTuple):
     """Number of elements of each leaf."""
     addresses: Any
     """The addresses of all tensors, leaf by leaf, the parameter first."""
-    gradients: Any = None
-    """Addresses of the gradients, instead of those in ``addresses``; None by default."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], addresses: Sequence[int]) -> "Table":
@@ -267,17 +265,6 @@ def chunk_key(leaf: Leaf) -> Any:
     """Return the key that is equal for leaves that are stepped together."""
     dtypes = tuple([tensor.dtype for tensor in tensors_of(leaf)])
     return id(leaf.coefficients), leaf.param.device, dtypes
-
-
-def has_dispatch(leaf: Leaf) -> bool:
-    """Return True if a tensor implements ``__torch_dispatch__``, such as a FakeTensor."""
-    own = Tensor.__torch_dispatch__
-    return any(type(one).__torch_dispatch__ is not own for one in tensors_of(leaf))
-
-
-def are_plain(leaves: Sequence[Leaf]) -> bool:
-    """Return True if no tensor is of a subclass that overrides torch's operations."""
-    return PLAIN.issuperset(type(one) for leaf in leaves for one in tensors_of(leaf))
 
 
 def is_differentiated(leaf: Leaf) -> bool:

@@ -12,7 +12,7 @@ from functional_optim.kernels.kernel import BindParts, BindScalars, Call
 
 
 class Chunks(Protocol):
-    """Interface for stepping chunks, and tables of chunks, in place.
+    """Interface for stepping chunks, tables of chunks, and whole leaves, in place.
 
     A chunk is a :class:`~functional_optim.core.leaf.Leaf` whose tensors are 1-D and contiguous.
     """
@@ -22,8 +22,11 @@ class Chunks(Protocol):
     joins: bool
     """True if one call may step many leaves by their addresses."""
 
-    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        """Check that all chunks can be stepped; raise KernelError, with nothing changed, if not."""
+    def require_kernels(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
+        """Check that kernels can step leaves; raise KernelError, with nothing changed, if not.
+
+        A pointwise chain that is stepped by the reference is checked where it is bound.
+        """
 
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
         """Bind steps of a table of chunks, one call for each step; None if no kernel can."""
@@ -70,10 +73,6 @@ class Chunks(Protocol):
 
     def compile(self, stages: Sequence[Stage], chunk: Leaf) -> None:
         """Compile the kernel of a chunk, if it is not compiled yet."""
-
-
-class WholeLeafSteps(Chunks, Protocol):
-    """Interface for stepping leaves of chains that need their whole tensors, in place."""
 
     def bind_leaves(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], places: Sequence[Sequence[int]]
@@ -132,7 +131,7 @@ class Executor(ABC):
         """Return the object that steps chunks; None if leaves are stepped one by one."""
         return None
 
-    def in_whole_leaves(self, stages: Sequence[Stage]) -> WholeLeafSteps | None:
+    def in_whole_leaves(self, stages: Sequence[Stage]) -> Chunks | None:
         """Return the object that binds whole leaves; None if leaves are not bound."""
         return None
 

@@ -21,7 +21,7 @@ from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.kernel import Part
 from functional_optim.kernels.leaf_program import LeafProgram, program_of
 from functional_optim.kernels.signature import Numbers
-from functional_optim.kernels.stacks import StackStepper, columns_of, stack_columns, step_columns
+from functional_optim.kernels.stacks import columns_of, plan_stacks, stack_columns, step_columns
 
 
 class _Binding(NamedTuple):
@@ -43,14 +43,11 @@ class LeafBinder:
     """Binder of leaves with the same coefficients and plain contiguous tensors.
 
     Args:
-        stepper: decides which leaves may be stepped together.
         places: for each leaf, the positions of its tensors in the list of a step.
     """
 
-    def __init__(
-        self, stepper: StackStepper, stages: Sequence[Stage], places: Sequence[Sequence[int]]
-    ) -> None:
-        self._stepper, self._stages = stepper, stages
+    def __init__(self, stages: Sequence[Stage], places: Sequence[Sequence[int]]) -> None:
+        self._stages = stages
         self._getters: list[Callable[[Sequence[Tensor]], tuple[Tensor, ...]]]
         self._getters = [itemgetter(*one) for one in places]
         """For each leaf, the getter of its tensors: parameter, gradient, state."""
@@ -84,7 +81,7 @@ class LeafBinder:
         leaves = [
             with_tensors(one, [each.detach() for each in get(tensors)]) for get in self._getters
         ]
-        found = self._stepper.plan_stacks(self._stages, leaves)
+        found = plan_stacks(self._stages, leaves)
         alone: list[tuple[int, LeafProgram]] = []
         for place in found.alone:
             known = program_of(self._stages, leaves[place])

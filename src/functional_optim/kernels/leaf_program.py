@@ -26,6 +26,7 @@ from functional_optim.kernels.shaped_trace import shaped_trace
 from functional_optim.kernels.signature import Numbers, signature
 
 CPU = torch.device("cpu")
+_REFERENCE = ReferenceExecutor()
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,29 +68,19 @@ _PROGRAMS: Cache[_Programs] = Cache()
 """Programs by stages and signature."""
 
 
-class LeafStepper:
-    """Stepper of whole leaves, one by one, bit for bit as the reference."""
+def step_leaf(stages: Sequence[Stage], leaf: Leaf, totals: Sequence[Tensor]) -> None:
+    """Step a whole leaf in place, by its program or by the reference, with the same bits.
 
-    def __init__(self) -> None:
-        self._reference = ReferenceExecutor()
-
-    def update_(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
-    ) -> None:
-        """Make a step in place; ``totals`` holds the total of each measured stage."""
-        found: _Programs | None = None
-        numbers: Numbers = []
-        seen: Any = self  # is not the coefficients of any leaf
-        for leaf in leaves:
-            if leaf.coefficients is not seen:
-                seen = leaf.coefficients
-                found, numbers = _programs_for(stages, leaf)
-            tensors = tensors_of(leaf)
-            known = _find_program(found, stages, leaf, tensors)
-            if isinstance(known, str):
-                self._reference.update_(stages, [leaf], totals)
-            else:
-                known.step(*tensors, *known.arguments(numbers, totals))
+    Args:
+        totals: the total of each measured stage.
+    """
+    found, numbers = _programs_for(stages, leaf)
+    tensors = tensors_of(leaf)
+    known = _find_program(found, stages, leaf, tensors)
+    if isinstance(known, str):
+        _REFERENCE.update_(stages, [leaf], totals)
+    else:
+        known.step(*tensors, *known.arguments(numbers, totals))
 
 
 def program_of(stages: Sequence[Stage], leaf: Leaf) -> LeafProgram | str:

@@ -125,7 +125,7 @@ class PassLoops:
         self, bind_table: BindTable, stages: Sequence[Stage], passes: Sequence[Pass]
     ) -> None:
         self._bind_table, self._stages, self._passes = bind_table, tuple(stages), passes
-        self._reference = ReferenceExecutor(tries_pointwise=False)
+        self._reference = ReferenceExecutor()
         self._entries: list[dict[Any, Any]] = [{} for _ in passes]
         self._wholes = [one.stop for one in passes if one.whole is not None]
 

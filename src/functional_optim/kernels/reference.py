@@ -28,7 +28,6 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.stage_contract import call_stage, is_raw_source
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.lowering import TensorScalarMode
 from functional_optim.kernels.totals import sum_in_order, total_of, try_reduce_each
@@ -160,23 +159,13 @@ def _reduce_together(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> Tensor 
 
 
 class ReferenceExecutor(Executor):
-    """Executor that calls the stages one after the other, in Python.
-
-    Args:
-        on_device: the executor for coefficients on the device.
-        tries_pointwise: True to check pointwise chains in :meth:`require`. False if a kernel checks
-            them on a few elements.
-    """
+    """Executor that calls the stages one after the other, in Python."""
 
     exact = True
     takes_dtensors = True
 
-    def __init__(self, on_device: Executor | None = None, *, tries_pointwise: bool = True) -> None:
-        self._on_device = on_device
-        self._tries_pointwise = tries_pointwise
-
     def taking(self, scalars: Scalars) -> Executor | None:
-        return self if scalars is Scalars.HOST else self._on_device
+        return self
 
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -210,7 +199,7 @@ class ReferenceExecutor(Executor):
         Raises:
             RuntimeError: a step changes a shape or dtype. An error of a rule is raised unchanged.
         """
-        if is_transforming() or not (self._tries_pointwise or why_not_pointwise(stages)):
+        if is_transforming():
             return
         tried = _CHECKED.get_or_make(tuple(stages), set)
         new: dict[Any, Leaf] = {}

@@ -19,7 +19,7 @@ from functional_optim.core.state import map_state, state_tensors
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import UNCHUNKABLE, aliased_indices, tensors_of, with_tensors
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.leaf_program import LeafStepper
+from functional_optim.kernels.leaf_program import step_leaf
 from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.signature import signature
 from functional_optim.kernels.validate import same_bits
@@ -56,12 +56,10 @@ class _Evidence:
         wanted = max(2, -(-EVIDENCE // (len(stack) * stack[0].param.numel())))
         return not self._differs and self._trials < wanted
 
-    def is_enough(
-        self, one_by_one: LeafStepper, stages: Sequence[Stage], stack: Sequence[Leaf]
-    ) -> bool:
+    def is_enough(self, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
         """Make a trial if trials are missing; return True if all trials were made and equal."""
         if self.is_open(stack):
-            is_equal = _is_equal(one_by_one, stages, stack, self._trials)
+            is_equal = _is_equal(stages, stack, self._trials)
             self._differs = is_equal is False
             self._trials += is_equal is not None
         return not self._differs and not self.is_open(stack)
@@ -82,48 +80,35 @@ class StackPlan(NamedTuple):
     """True if later steps divide the same leaves in the same way."""
 
 
-class StackStepper:
-    """Stepper of leaves of one shape in stacks, if the bits are equal, and of others one by one."""
+def plan_stacks(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> StackPlan:
+    """Divide leaves of one chain into stacks, if the bits are equal, and leaves stepped alone.
 
-    def __init__(self) -> None:
-        self._one_by_one = LeafStepper()
-
-    def update_(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
-    ) -> None:
-        """Make a step in place; ``totals`` holds the total of each measured stage."""
-        found = self.plan_stacks(stages, leaves)
-        for places in found.together:
+    A kind of stack that lacks evidence gets a trial.
+    """
+    alone: list[int] = []
+    together, is_final = [], True
+    for group in _group_leaves(stages, leaves, alone):
+        for places in _split_group(leaves[group[0]].param, group):
             stack = [leaves[place] for place in places]
-            step_stack(self._one_by_one, stages, stack, totals)
-        if found.alone:
-            self._one_by_one.update_(stages, [leaves[place] for place in found.alone], totals)
+            evidence = _evidence_of(stages, stack) if len(stack) > 1 else None
+            if evidence is not None and evidence.is_enough(stages, stack):
+                together.append(places)
+            else:
+                alone += places
+                is_final &= evidence is None or not evidence.is_open(stack)
+    return StackPlan(together, alone, is_final)
 
-    def plan_stacks(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> StackPlan:
-        """Divide leaves into stacks, and make a trial for each kind that lacks evidence."""
-        alone: list[int] = []
-        together, is_final = [], True
-        for group in _group_leaves(stages, leaves, alone):
-            for places in _split_group(leaves[group[0]].param, group):
-                stack = [leaves[place] for place in places]
-                evidence = self._evidence(stages, stack) if len(stack) > 1 else None
-                if evidence is not None and evidence.is_enough(self._one_by_one, stages, stack):
-                    together.append(places)
-                else:
-                    alone += places
-                    is_final &= evidence is None or not evidence.is_open(stack)
-        return StackPlan(together, alone, is_final)
 
-    def _evidence(self, stages: Sequence[Stage], stack: Sequence[Leaf]) -> _Evidence | None:
-        """Return the evidence for stacks of this kind; None if the kind is never used."""
-        if stack[0].param.numel() < SMALLEST:
-            return None
-        try:
-            static, _, _ = signature(stages, stack[0])
-        except UntraceableError:
-            return None
-        key = (tuple(stages), static, len(stack), torch.get_num_threads(), _kind(stack[0]))
-        return _EVIDENCE.get_or_make(key, _Evidence)
+def _evidence_of(stages: Sequence[Stage], stack: Sequence[Leaf]) -> _Evidence | None:
+    """Return the evidence for stacks of this kind; None if the kind is never used."""
+    if stack[0].param.numel() < SMALLEST:
+        return None
+    try:
+        static, _, _ = signature(stages, stack[0])
+    except UntraceableError:
+        return None
+    key = (tuple(stages), static, len(stack), torch.get_num_threads(), _kind(stack[0]))
+    return _EVIDENCE.get_or_make(key, _Evidence)
 
 
 def why_not_stacked(stages: Sequence[Stage]) -> str | None:
@@ -182,16 +167,11 @@ def _split_group(like: Tensor, group: Sequence[int]) -> Iterator[Sequence[int]]:
         start += count
 
 
-def step_stack(
-    one_by_one: LeafStepper,
-    stages: Sequence[Stage],
-    stack: Sequence[Leaf],
-    totals: Sequence[Tensor],
-) -> None:
+def step_stack(stages: Sequence[Stage], stack: Sequence[Leaf], totals: Sequence[Tensor]) -> None:
     """Step leaves of one kind in a stack, and copy the results to each leaf."""
 
     def step(whole: list[Tensor]) -> None:
-        one_by_one.update_(stages, [with_tensors(stack[0], whole)], totals)
+        step_leaf(stages, with_tensors(stack[0], whole), totals)
 
     step_columns(columns_of(stack), step)
 
@@ -225,9 +205,7 @@ def stack_columns(columns: Sequence[list[Tensor]]) -> list[Tensor]:
     return stacks
 
 
-def _is_equal(
-    one_by_one: LeafStepper, stages: Sequence[Stage], stack: Sequence[Leaf], seed: int
-) -> bool | None:
+def _is_equal(stages: Sequence[Stage], stack: Sequence[Leaf], seed: int) -> bool | None:
     """Return True if a step from random numbers has the same bits in a stack and one by one.
 
     States are random too, because products with zeros and ones, as after ``init``, show no
@@ -237,8 +215,9 @@ def _is_equal(
     together, alone = _draw_leaves(stack, seed), _draw_leaves(stack, seed)
     start = alone[0].param.clone()
     totals = [torch.ones((), dtype=torch.float64, device="cpu") for _ in stages]
-    step_stack(one_by_one, stages, together, totals)
-    one_by_one.update_(stages, alone, totals)
+    step_stack(stages, together, totals)
+    for leaf in alone:
+        step_leaf(stages, leaf, totals)
     pairs = zip(together, alone, strict=True)
     if not all(all(map(same_bits, tensors_of(a), tensors_of(b))) for a, b in pairs):
         return False

@@ -12,36 +12,35 @@ from functional_optim.core.leaf import Scalars
 from functional_optim.core.local_shards import can_step_shards
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.blocked_kernel import BlockedKernel
-from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.exact import ExactKernel
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.fused_kernel import FusedKernel
 from functional_optim.kernels.inductor import InductorKernel
+from functional_optim.kernels.kernel_executor import KernelExecutor
 from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.kernels.stacks import StackStepper
 
 ExecutorName = Literal["auto", "reference", "blocked", "fused", "prefer_fused"]
 
 
 _EXACT, _FUSED, _BLOCKED = ExactKernel(sparing=True), FusedKernel(), BlockedKernel()
-_LISTS, _STACKS = ForeachKernel(on_cpu=False), StackStepper()
+_LISTS = ForeachKernel(on_cpu=False)
 
 EXECUTORS: dict[str, Executor] = {
-    "auto": ChunkExecutor(
+    "auto": KernelExecutor(
         _EXACT,
         InductorKernel(captured_only=True),
         _BLOCKED,
         joining=_EXACT,
         listings=[_LISTS],
-        stacks=_STACKS,
+        stacks=True,
         on_device=True,
         devices=frozenset({"cpu", "cuda"}),
     ),
-    "reference": ReferenceExecutor(ChunkExecutor(on_device=True)),
-    "blocked": ChunkExecutor(_BLOCKED, stacks=_STACKS),
-    "fused": ChunkExecutor(_FUSED, listings=[_FUSED], strict=True),
-    "prefer_fused": ChunkExecutor(_FUSED, _BLOCKED, listings=[_FUSED, _LISTS], stacks=_STACKS),
+    "reference": ReferenceExecutor(),
+    "blocked": KernelExecutor(_BLOCKED, stacks=True),
+    "fused": KernelExecutor(_FUSED, listings=[_FUSED], strict=True),
+    "prefer_fused": KernelExecutor(_FUSED, _BLOCKED, listings=[_FUSED, _LISTS], stacks=True),
 }
 """All executors by name, also those that users register (:func:`register_executor`).
 

@@ -2,9 +2,9 @@
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -133,11 +133,21 @@ def _are_alike(tensors: Sequence[Tensor]) -> bool:
     return on_device and not any(map(is_functorch_wrapped_tensor, tensors))
 
 
-class HandedOn:
-    """Cached answer if stages return gradients and parameters unchanged.
+class Unchanged(NamedTuple):
+    """Record of what stages return unchanged for certain coefficients."""
 
-    The answer depends on shapes, dtypes and coefficients only, so it is computed again only if
-    these change.
+    coefficients: list[tuple[Any, ...]] | None
+    gradients: bool
+    """True if they return gradients unchanged."""
+    params: bool
+    """True if they return parameters unchanged."""
+
+
+class UnchangedBy:
+    """Test if stages return gradients and parameters unchanged, with a cached answer.
+
+    The answer depends on shapes, dtypes and coefficients only. It is computed again if the
+    coefficients change.
 
     Args:
         stages: before the stage whose total is computed.
@@ -145,25 +155,31 @@ class HandedOn:
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
-        self.asked: list[tuple[Any, ...]] | None = [()] if not stages else None
-        """The coefficients of these stages, for each kind of leaf, of the last :meth:`look`."""
-        self.gradients = self.params = not stages
-        """True if the stages return gradients, or parameters, unchanged."""
+        self._last = Unchanged(None, gradients=not stages, params=not stages)
 
-    def look(self, now: list[tuple[Any, ...]], leaves: Iterable[Leaf]) -> None:
-        """Compute the answer by calling the stages, on one leaf of each kind; set :attr:`asked`."""
-        self.asked = now
-        self.gradients = self.params = not any(map(is_measured, self._stages))
-        for leaf in leaves if self.gradients else ():
-            self._through(leaf)
+    def find(
+        self, coefficients: list[tuple[Any, ...]], leaves: Callable[[], Iterable[Leaf]]
+    ) -> Unchanged:
+        """Return the answer for these coefficients.
 
-    def _through(self, leaf: Leaf) -> None:
-        param, grad = leaf.param, leaf.grad
-        numbers = zip(self._stages, leaf.states, leaf.coefficients, strict=False)
-        for stage, state, coefficients in numbers:
-            param, grad, _ = call_stage(stage, param, grad, state, coefficients, (), leaf.grad)
-        self.gradients = self.gradients and grad is leaf.grad
-        self.params = self.params and param is leaf.param
+        Args:
+            coefficients: of these stages, for each kind of leaf.
+            leaves: returns a leaf of each kind, on which the stages are called. No result is
+                written.
+        """
+        found = self._last  # other threads may replace it
+        if not self._stages or coefficients == found.coefficients:
+            return found
+        is_known = not any(map(is_measured, self._stages))
+        same = [is_known, is_known]
+        for leaf in leaves() if is_known else ():
+            param, grad = leaf.param, leaf.grad
+            numbers = zip(self._stages, leaf.states, leaf.coefficients, strict=False)
+            for stage, state, own in numbers:
+                param, grad, _ = call_stage(stage, param, grad, state, own, (), leaf.grad)
+            same = [same[0] and grad is leaf.grad, same[1] and param is leaf.param]
+        self._last = found = Unchanged(coefficients, *same)
+        return found
 
 
 def has_unchanged_gradients(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> bool:
@@ -179,7 +195,6 @@ def has_unchanged_gradients(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> 
             kinds[key] = leaf
     if why_not_pointwise(stages) or any(map(is_differentiated, kinds.values())):
         return False
-    found = HandedOn(stages)
     with torch.no_grad():
-        found.look([], [sample_of(stages, leaf) for leaf in kinds.values()])
-    return found.gradients
+        samples = [sample_of(stages, leaf) for leaf in kinds.values()]
+        return UnchangedBy(stages).find([], lambda: samples).gradients

@@ -12,17 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_add_
 from functional_optim.core.chain import Chain
 from functional_optim.core.checks import check_grad
 from functional_optim.core.dynamo import disable_compile_of_class
 from functional_optim.core.graph_capture import is_capturing
 from functional_optim.core.hyper import map_values
 from functional_optim.core.hyper_inputs import InputHypers, build_input_hypers
+from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.local_shards import check_no_dtensor
 from functional_optim.core.lock import with_lock
 from functional_optim.core.overrides import LeafChain, paths_of, shape_of
 from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.core.state import LeafState, State, map_state
+from functional_optim.core.state import LeafState, State, map_state, state_tensors
 from functional_optim.core.views import real_view
 from functional_optim.kernels import Leaf, Scalars, is_measured
 from functional_optim.kernels.chunks import tensors_of, why_not_flat, with_tensors
@@ -33,6 +35,8 @@ from functional_optim.plan import engine
 from functional_optim.plan.device_numbers import DeviceNumbers, first_value
 from functional_optim.plan.guard import mark_changed
 from functional_optim.plan.item import Item, StepScalars
+from functional_optim.plan.leaf_positions import rows_of
+from functional_optim.plan.step_plan import BoundStep, StepPlan
 
 
 def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
@@ -243,11 +247,49 @@ class CapturableOptimizer(BoundOptimizer):
                 own = state._replace(step=counts.get(k, state.step))
                 items.append(Item(param, grad, own, self._hypers[k], name))
         scalars_of = _each_once(self._numbers.scalars_of)
-        engine.update_(optimizer.stages, self._executor, items, measured, scalars_of)
+        bound = self._bind(optimizer.stages, items, measured, scalars_of)
+        if bound is None:
+            engine.update_(optimizer.stages, self._executor, items, measured, scalars_of)
+        else:
+            defer_interrupts(_run_and_count, bound, items)
         stepped = [self._params[k] for k, grad in enumerate(every) if grad is not None]
         mark_changed([*stepped, *self._single.changed(every)])
         for buffer, are_stepped in in_buffers:
             buffer.advance(are_stepped)
+
+    def _bind(
+        self,
+        stages: Sequence[Stage],
+        items: Sequence[Item],
+        measured: Sequence[Tensor],
+        scalars_of: Callable[[Item], StepScalars],
+    ) -> BoundStep | None:
+        """Bind a step to kernels; None if they can step no item, or not in its memory."""
+        if self._executor.in_chunks(stages) is None:
+            return None
+        totals: Sequence[Tensor] = measured
+        if len(measured) < sum(map(is_measured, stages)):
+            totals = engine.totals(stages, self._executor, items, scalars_of, measured)
+        made = [scalars_of(item) for item in items]  # one object for each group
+        numbers = list({id(one): one for one in made}.values())
+        groups = {id(one): number for number, one in enumerate(numbers)}
+        states = [k for item in items for k in (*state_tensors(item.state.stages), item.state.step)]
+        written = {id(one): one for one in (*(item.param for item in items), *states)}
+        tensors = [*written.values(), *(item.grad for item in items)]
+        rows = rows_of(items, tensors, range(len(written), len(tensors)))
+        if rows is None:
+            return None
+        plan = StepPlan(
+            stages,
+            self._executor,
+            items,
+            [groups[id(one)] for one in made],
+            rows,
+            tensors,
+            counted=False,
+            scalars=self._scalars,
+        )
+        return plan.prepare(tensors, (), totals, numbers=numbers)
 
     def _counts(
         self, in_buffers: Sequence[tuple[BoundBuffer, Sequence[bool]]]
@@ -332,6 +374,13 @@ class CapturableOptimizer(BoundOptimizer):
             buffer.check_together([int(checked[one.index].step) for one in buffer.segments])
         super().load_state(state)
         self._read_counts()
+
+
+def _run_and_count(bound: BoundStep, items: Sequence[Item]) -> None:
+    """Run a step, and increase the step counts on the device."""
+    bound.run()
+    with torch.no_grad():
+        foreach_add_(list({id(one.state.step): one.state.step for one in items}.values()), 1)
 
 
 def _each_once(scalars_of: Callable[[Item], StepScalars]) -> Callable[[Item], StepScalars]:

@@ -138,21 +138,13 @@ class Optimizer(Chain):
         if made is not None:
             return made
         if is_traced and has_gates(self.links):
-            return self._gates_are_not_traced(optimizer, *given, measured, extra)
-        return self._update(optimizer, *given, measured, extra)
-
-    def _update(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
-        """Run a pure step of a tree that has no plan."""
-        made, leaves, decided = leaf_by_leaf.update(optimizer, *given)
-        if not torch.compiler.is_compiling():
-            tree_steps.plan(optimizer, given[:3], leaves, in_place=False)
-            tree_steps.plan_pure(optimizer, given[:3], leaves, decided)
-        return made
+            return self._gates_are_not_traced(optimizer, given, measured, extra)
+        return tree_steps.update(optimizer, given, measured, extra)
 
     @disable_compile
     def _gates_are_not_traced(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
         """Run a step of an optimizer with gates outside of torch.compile's graph."""
-        return self._update(optimizer, *given)
+        return tree_steps.update(optimizer, *given)
 
     @disable_compile
     def update_(

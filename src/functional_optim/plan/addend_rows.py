@@ -11,8 +11,13 @@ from torch import Tensor
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.state import map_state
-from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor
-from functional_optim.kernels.totals import columns_of, try_measure_each, try_reduce_each
+from functional_optim.kernels import Leaf, ReferenceExecutor
+from functional_optim.kernels.totals import (
+    UnchangedBy,
+    columns_of,
+    try_measure_each,
+    try_reduce_each,
+)
 from functional_optim.plan.decision import Decision
 from functional_optim.plan.item import StepScalars
 from functional_optim.plan.leaf_positions import LeafPositions
@@ -62,7 +67,7 @@ class Addends:
             kinds.setdefault((group, param.shape, param.dtype), k)
         self._kinds = list(kinds.values())
         """A leaf of each count class, shape and dtype."""
-        self._handed_on = HandedOn(part.stages[:-1])
+        self._unchanged = UnchangedBy(part.stages[:-1])
         batches = self._batched(params) if part.stages[-1].reduce is not None else []
         self._batches = [(one, *self._columns(one)) for one in batches]
         """Batches, each with the positions of its parameters and of the last stage's state."""
@@ -99,17 +104,17 @@ class Addends:
         made: Sequence[StepScalars],
     ) -> Sequence[Sequence[float]] | None:
         """Return the addends; None if an earlier stage changes gradients or parameters."""
-        last, handed_on = self._part.stages[-1], self._handed_on
-        now = [one.coefficients[:-1] for one in made]
-        if now != handed_on.asked:
-            handed_on = HandedOn(self._part.stages[:-1])  # other threads may use the last
-            handed_on.look(now, [self._leaf(k, tensors, grads, made) for k in self._kinds])
-            self._handed_on = handed_on
-        if not handed_on.gradients:
+        last, now = self._part.stages[-1], [one.coefficients[:-1] for one in made]
+
+        def leaves() -> list[Leaf]:
+            return [self._leaf(k, tensors, grads, made) for k in self._kinds]
+
+        unchanged = self._unchanged.find(now, leaves)
+        if not unchanged.gradients:
             return None
         if last.reduce is None:
             return _measured(last, grads) if decider.executor.exact else None
-        if not handed_on.params:
+        if not unchanged.params:
             return None
         numbers = [one.coefficients[-1] for one in made]
         rows: dict[int, list[float]] = {}

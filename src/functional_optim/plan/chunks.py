@@ -11,7 +11,7 @@ from torch import Tensor
 
 from functional_optim._torch import is_functorch_wrapped_tensor, without_grad
 from functional_optim.core.hyper import is_plain
-from functional_optim.core.leaf import PLAIN
+from functional_optim.core.leaf import PLAIN, Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Chunks, Executor, Leaf
@@ -25,7 +25,6 @@ from functional_optim.kernels.chunks import (
     tensors_of,
     with_tensors,
 )
-from functional_optim.kernels.executor import WholeLeafSteps
 from functional_optim.kernels.kernel import BindScalars, Part
 from functional_optim.plan.item import Item, StepScalars, coefficients_at
 from functional_optim.plan.leaf_positions import LeafPositions
@@ -74,7 +73,8 @@ class Chunk:
     def _like_at(self, made: StepScalars) -> Leaf:
         """Return a leaf of one element, with the coefficients of a step."""
         param, grad, states, _, name, _, _, entries, _ = self._like
-        return Leaf(param, grad, states, made.coefficients, name, made.hypers, made.step, entries)
+        numbers = made.coefficients, name, made.hypers, made.step
+        return Leaf(param, grad, states, *numbers, entries, made.scalars)
 
     def bind(
         self, tensors: list[Tensor], made: StepScalars, pointers: bytes, totals: Sequence[Tensor]
@@ -95,7 +95,7 @@ class Chunk:
     def _require(self, leaves: Sequence[Leaf]) -> None:
         """Raise an error if the executor cannot step leaves with these hyper-parameters."""
         hypers = leaves[0].hypers
-        self.executor.require(self._stages, leaves)
+        self.executor.require_kernels(self._stages, leaves)
         self._required = hypers if hypers is self._plain else None
 
 
@@ -253,9 +253,8 @@ class _ChunkGetter:
                 values.append(one)
             states.append(kind(values))
         own = tuple(states)
-        return Leaf(
-            param, grad, own, made.coefficients, self._name, made.hypers, made.step, entries
-        )
+        numbers = made.coefficients, self._name, made.hypers, made.step
+        return Leaf(param, grad, own, *numbers, entries, made.scalars)
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -274,7 +273,7 @@ class WholeChunk(Chunk):
     def __init__(
         self,
         stages: Sequence[Stage],
-        executor: WholeLeafSteps,
+        executor: Chunks,
         members: Sequence[int],
         rows: Sequence[LeafPositions],
         group: int,
@@ -312,6 +311,7 @@ def chunks_of(
     items: Sequence[Item],
     groups: Sequence[int],
     rows: Sequence[LeafPositions],
+    scalars: Scalars,
 ) -> tuple[list[Chunk], list[int]]:
     """Return the chunks of some leaves, and the leaves that must be stepped alone.
 
@@ -321,15 +321,18 @@ def chunks_of(
         items: the leaves. Their tensors are not kept.
         groups: for each leaf, the group whose hyper-parameters it has.
         rows: for each leaf, the positions of its tensors.
+        scalars: the form of the coefficients. If they are on the device, no number is read from it:
+            the leaves of a group are at one step.
     """
-    by_chunks, wholes = executor.in_chunks(stages), executor.in_whole_leaves(stages)
+    by_chunks, is_host = executor.in_chunks(stages), scalars is Scalars.HOST
+    wholes = executor.in_whole_leaves(stages) if is_host else None  # programs take Python's numbers
     marks: dict[Any, tuple[int, ...]] = {}  # one object for all leaves of a group at one step
     leaves: list[Leaf] = []
     places: dict[int, int] = {}
     others: list[int] = []
     for k, (item, group) in enumerate(zip(items, groups, strict=True)):
         if fit_in_table(item.param, item.grad, *state_tensors(item.state.stages)):
-            mark = marks.setdefault((group, _step_of(item)), (group,))
+            mark = marks.setdefault((group, _step_of(item) if is_host else 0), (group,))
             leaf = Leaf(item.param, item.grad, item.state.stages, mark, item.name)
             places[id(leaf)] = k
             leaves.append(leaf)

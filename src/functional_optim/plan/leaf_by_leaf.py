@@ -37,7 +37,7 @@ from functional_optim.core.state import (
     state_tensors,
 )
 from functional_optim.core.state_init import FieldsOf, TreeFields, fields_of
-from functional_optim.core.tree import flatten, flatten_like, leaf_states, path_name, unflatten
+from functional_optim.core.tree import flatten, flatten_like, leaf_states, path_name
 from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
 from functional_optim.plan import engine
@@ -45,7 +45,7 @@ from functional_optim.plan.decision import Decision, Rows
 from functional_optim.plan.item import next_step
 from functional_optim.plan.leaf_inputs import copy_inputs, flatten_inputs, remove_inputs
 from functional_optim.plan.points import StageRun, does_wait
-from functional_optim.plan.shared_numbers import as_tensor, check_shared, with_opened
+from functional_optim.plan.shared_numbers import as_tensor, check_shared
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
 
@@ -169,39 +169,42 @@ def decide(
     return Decision(links, executor, leaves, shared, measured, extra, rows).decide()
 
 
-def update(
+def decide_pure(
     optimizer: Chain,
-    params: Any,
-    grads: Any,
-    state: State,
+    spec: optree.PyTreeSpec,
+    leaves: StepLeaves,
+    shared: Any,
     measured: Sequence[Tensor],
     extra: Mapping[str, Any],
-) -> tuple[tuple[Any, State], StepLeaves, Decision]:
-    """Run :meth:`Optimizer.update`; return its result, the leaves before it, and the decision."""
-    if isinstance(state, State):
-        state = state._replace(shared=with_opened(optimizer.links, state.shared))
-    leaves, spec, states, found = step_leaves(optimizer, params, grads, state)
-    executor = found.executor(optimizer)
+) -> Decision:
+    """Decide a pure step; arguments as for :func:`decide`.
+
+    Raises:
+        FloatingPointError, TypeError, ValueError: as for :func:`decide`.
+        RuntimeError: a stage has no derivative, and torch.func or autograd follows an argument.
+    """
     if any([not stage.differentiable for stage in optimizer.stages]):  # noqa: C419  is traced
-        numbers = [*measured, *state_tensors(getattr(state.shared, "stages", ()))]
-        for leaf, grad in zip(found.leaves, found.grads, strict=True):
+        numbers = [*measured, *state_tensors(getattr(shared, "stages", ()))]
+        for leaf, grad in zip(leaves.leaves, leaves.grads, strict=True):
             if grad is not None:
                 own, given = leaf.chain, [grad, *state_tensors(leaf.state.stages), *numbers]
                 named = own.stages, leaf.name, leaf.param
                 require_differentiable(*named, given, own.hypers, extra.values())
-    extra = flatten_inputs(optimizer.links, spec, found.leaves, extra)
-    decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
+    executor = leaves.executor(optimizer)
+    extra = flatten_inputs(optimizer.links, spec, leaves.leaves, extra)
+    return decide(optimizer.links, executor, leaves, shared, measured, extra)
+
+
+def run_pure(executor: Executor, decided: Decision, params: list[Any], states: list[Any]) -> None:
+    """Run a decided step, and put its results into lists of all parameters and leaf states."""
     for run in decided.end.runs:
         items, measured = decided.items(run.part), decided.totals_of(run.part)
         scalars_of = partial(decided.numbers.scalars_of, run.part)
         results = engine.update(run.part.stages, executor, items, measured, scalars_of)
         for k, (param, part) in zip(run.part.members, results, strict=True):
             leaf = decided.leaves[k]
-            leaves[leaf.position] = param
+            params[leaf.position] = param
             states[leaf.position] = _after(run, leaf.state, part)
-    made, kept = unflatten(spec, params, optimizer.namespace, leaves, states)
-    after = State(kept, shared_after(state.shared, decided.shared, decided.opened))
-    return (made, after), found, decided
 
 
 def _after(run: StageRun, before: LeafState, part: LeafState) -> LeafState:

@@ -56,7 +56,8 @@ class LeafPositions(NamedTuple):
         """Return the leaf of a step, as stages see it."""
         states = tuple([map_state(tensors.__getitem__, one) for one in self.states])
         param, grad = tensors[self.param], tensors[self.grad]
-        return Leaf(param, grad, states, made.coefficients, self.name, made.hypers, made.step)
+        numbers = made.coefficients, self.name, made.hypers, made.step
+        return Leaf(param, grad, states, *numbers, None, made.scalars)
 
     def item(self, tensors: Sequence[Tensor], hypers: tuple[Any, ...]) -> Item:
         """Return the leaf of a step, as the engine takes it."""

@@ -256,35 +256,33 @@ class PlannedSteps:
         return True
 
     def prepare_decided(
-        self, tensors: list[Any], leaves: StepLeaves, decided: Decision
+        self,
+        tensors: list[Any],
+        leaves: StepLeaves,
+        decided: Decision,
+        *,
+        in_place: bool = True,
     ) -> PreparedStep | None:
-        """Plan the runs of a decided step in place that is not plain, and bind it by these plans.
+        """Plan the runs of a decided step that is not plain, and bind it by these plans.
 
         The state of leaves before their first step was created for this step.
+
+        Args:
+            in_place: False to step copies.
 
         Returns:
             None, with nothing changed, if no plan fits.
         """
         if leaves.outline.plain is not None or is_transforming():
             return None
-        self.plan_runs(tensors, leaves, decided)
-        now = StepNow([*tensors, *leaves.grads], may_begin=True)
-        known = self._masks.get(mask_of(leaves.grads))
-        if known is not None and known.layout.holds(now.tensors, in_place=True):
-            return self._bind(known, decided, tensors, now, in_place=True, may_begin=True)
-        return None
-
-    def plan_runs(
-        self, tensors: list[Any], leaves: StepLeaves, decided: Decision, *, in_place: bool = True
-    ) -> None:
-        """Plan the runs of a decided step that is not plain.
-
-        Args:
-            in_place: False if the step runs on copies.
-        """
         if is_simple([one for one in leaves.grads if one is not None]):
             with self._planning, torch.no_grad():
                 self._plan_runs(tensors, leaves, decided, in_place=in_place)
+        now = StepNow([*tensors, *leaves.grads], may_begin=True)
+        known = self._masks.get(mask_of(leaves.grads))
+        if known is not None and known.layout.holds(now.tensors, in_place=in_place):
+            return self._bind(known, decided, tensors, now, in_place=in_place, may_begin=True)
+        return None
 
     def _plan_runs(
         self, tensors: list[Any], leaves: StepLeaves, decided: Decision, *, in_place: bool

@@ -7,7 +7,6 @@ import torch
 
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.views import real_view
-from functional_optim.plan.leaf_positions import LeafPositions
 
 
 class RealViews:
@@ -22,15 +21,15 @@ class RealViews:
         self._positions, self._grads = positions, set(grads)
 
     @classmethod
-    def among(cls, rows: Sequence[LeafPositions], tensors: Sequence[Any]) -> Self | None:
+    def among(cls, rows: Sequence[Sequence[int]], tensors: Sequence[Any]) -> Self | None:
         """Find the complex tensors of leaves; return None if there are none.
 
         Args:
-            rows: for each leaf, the positions of its tensors in the list.
+            rows: for each leaf, the positions of its parameter, gradient and state in the list.
         """
-        every = sorted({k for row in rows for k in row.all})
+        every = sorted({k for row in rows for k in row})
         positions = [k for k in every if tensors[k].is_complex()]
-        return cls(positions, [row.grad for row in rows]) if positions else None
+        return cls(positions, [grad for _, grad, *_ in rows]) if positions else None
 
     def of(self, tensors: list[Any]) -> list[Any] | None:
         """Return the list with real views; None if a step must not write to one of the tensors.

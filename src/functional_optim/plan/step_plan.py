@@ -16,7 +16,7 @@ from torch import Tensor
 from functional_optim._torch import without_grad
 from functional_optim.core.checks import check_grad
 from functional_optim.core.interrupts import defer_interrupts
-from functional_optim.core.leaf import PLAIN
+from functional_optim.core.leaf import PLAIN, Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.kernels import Executor, Leaf
 from functional_optim.kernels.chunks import extent_of
@@ -94,6 +94,8 @@ class StepPlan:
             may be created again before its first step.
         kinds: indices of leaves, one of each kind, that the executor checks in the first step;
             empty if leaves like these were stepped before.
+        scalars: the form of the coefficients. On the device, they are the ``numbers`` of
+            :meth:`prepare`, with all totals.
     """
 
     def __init__(
@@ -108,9 +110,11 @@ class StepPlan:
         counted: bool = True,
         may_begin: bool = False,
         kinds: Sequence[int] = (),
+        scalars: Scalars = Scalars.HOST,
     ) -> None:
         self._stages, self._executor = stages, executor
-        self._real = RealViews.among(rows, tensors)
+        every_of = [row.all for row in rows]
+        self._real = RealViews.among(every_of, tensors)
         if self._real is not None:
             tensors = self._real.of(tensors) or tensors
             items = [row.item(tensors, one.hypers) for row, one in zip(rows, items, strict=True)]
@@ -118,13 +122,12 @@ class StepPlan:
         self._steps_of = [row.step for row in rows]
         self._may_begin, self._counts = may_begin, counted
         with torch.no_grad():
-            self._chunks, self.others = chunks_of(stages, executor, items, groups, rows)
+            self._chunks, self.others = chunks_of(stages, executor, items, groups, rows, scalars)
         """The leaves in chunks, and the indices of the leaves that are stepped alone."""
         others = set(self.others)
         self._kinds_to_ask = [k for k in kinds if k not in others]
         members = [chunk.members for chunk in self._chunks]
         self._totals = Totals(stages, members, [item.param for item in items])
-        every_of = [row.all for row in rows]
         written_of = [[param, *states] for param, _, *states in every_of]
         together = [k for k in range(len(rows)) if k not in others]
         counts = [self._steps_of[k] for k in together]
@@ -141,7 +144,8 @@ class StepPlan:
         """Written tensors, of leaves that are stepped alone, that are not dense in memory."""
         used = written.union(*[every_of[k] for k in together])
         self._alone = alone
-        self._steps_alone = [rows[index].step for index in self.others]
+        is_host = scalars is Scalars.HOST  # else steps are counted on the device
+        self._steps_alone = [rows[index].step for index in self.others if is_host]
         self._kinds = kinds_of([tensors[k] for k in alone])
         places = [k for own in members for index in own for k in every_of[index]]
         self._layout = ListLayout(
@@ -206,9 +210,10 @@ class StepPlan:
             return None
         if self._kinds_to_ask:
             self._require(tensors, hypers, every)
-        totals = measured
-        if len(measured) < self._totals.count:
-            totals = self._totals_of(tensors, hypers, every, measured, numbers)
+        is_known = len(measured) >= self._totals.count
+        totals = (
+            measured if is_known else self._totals_of(tensors, hypers, every, measured, numbers)
+        )
         parts: list[Part] = []
         others = self.others
         for chunk, made in zip(self._chunks, every, strict=True):
@@ -217,16 +222,24 @@ class StepPlan:
                 others = [*others, *chunk.members]
             else:
                 parts += bound
-        first = None
-        if others:
-            items, scalars_of = self._items(sorted(others), tensors, hypers, numbers)
-            first = engine.prepare(
-                self._stages, self._executor, items, totals, scalars_of, counts=self._counts
-            )
+        first = self._bind_alone(others, tensors, hypers, numbers, totals) if others else None
         changed = self._changed if parts else []
         is_usual = len(others) == len(self.others)
         counted = self._counted if is_usual else self._counted_beside(others)
         return BoundStep(loops, first, parts, tensors, changed, counted, self._steps_of, totals)
+
+    def _bind_alone(
+        self,
+        others: Sequence[int],
+        tensors: list[Tensor],
+        hypers: Sequence[tuple[Any, ...]],
+        numbers: Numbers | None,
+        totals: Sequence[Tensor],
+    ) -> Call:
+        """Bind the step of leaves that no kernel steps."""
+        items, scalars_of = self._items(sorted(others), tensors, hypers, numbers)
+        given = self._stages, self._executor, items, totals, scalars_of
+        return engine.prepare(*given, counts=self._counts)
 
     def _counted_beside(self, others: Sequence[int]) -> list[int]:
         """Return positions of the step counts to increase, if the engine counts some leaves."""

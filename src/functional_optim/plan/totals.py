@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.stage import Stage, Transform
-from functional_optim.kernels import Chunks, HandedOn, Leaf, is_measured, total_of
-from functional_optim.kernels.totals import try_measure_each
+from functional_optim.kernels import Chunks, Leaf, is_measured, total_of
+from functional_optim.kernels.totals import UnchangedBy, try_measure_each
 
 
 class Totals:
@@ -33,7 +33,7 @@ class Totals:
                 kinds.setdefault((number, params[k].shape, params[k].dtype), k)
         self._kinds = [(number, k) for (number, *_), k in kinds.items()]
         """A leaf of each kind in each chunk."""
-        self._handed_on = HandedOn(stages[: self._first])
+        self._unchanged = UnchangedBy(stages[: self._first])
         self._on_one_device = len({params[k].device for _, k in self._kinds}) == 1
         """True if all leaves, which are plain and dense in a plan, are on one device."""
 
@@ -82,9 +82,8 @@ class Totals:
     ) -> bool:
         """Return True if the stages before the first total do not change gradients."""
         now = [one[: self._first] for one in coefficients]
-        handed_on = self._handed_on
-        if now != handed_on.asked:
-            handed_on = HandedOn(self._stages[: self._first])  # other threads may use the last
-            handed_on.look(now, [leaf(k, coefficients[number]) for number, k in self._kinds])
-            self._handed_on = handed_on
-        return handed_on.gradients
+
+        def leaves() -> list[Leaf]:
+            return [leaf(k, coefficients[number]) for number, k in self._kinds]
+
+        return self._unchanged.find(now, leaves).gradients

@@ -19,13 +19,14 @@ from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.core.state import Shared, State
+from functional_optim.core.tree import unflatten
 from functional_optim.kernels import Executor
 from functional_optim.plan import leaf_by_leaf
 from functional_optim.plan.addend_rows import is_simple
 from functional_optim.plan.decision import Decision
 from functional_optim.plan.guard import mask_of
 from functional_optim.plan.leaf_inputs import flatten_inputs
-from functional_optim.plan.list_layout import ListLayout
+from functional_optim.plan.list_layout import StepLayout
 from functional_optim.plan.planned_runs import PreparedStep
 from functional_optim.plan.planned_steps import PlannedSteps
 from functional_optim.plan.shared_numbers import with_opened
@@ -65,11 +66,11 @@ class TreeSteps:
             may_begin=True,
         )
         """Planned steps of such trees."""
-        self._layout = ListLayout(tree.tensors, range(count), (), leaves=len(every))
+        self._layout = StepLayout((), range(count), tree.tensors)
 
     def is_for(self, tree: Tree) -> bool:
         """Return True if parameters and state have the layouts of the plans."""
-        return self._layout.hold(tree.tensors)
+        return self._layout.holds(tree.tensors, in_place=False)
 
     def prepare(
         self,
@@ -190,8 +191,8 @@ def step(
         return None
     listed_tree = _listed(optimizer, given, in_place=False)
     for plan, tree, chains in _plans_for(optimizer, listed_tree):
-        if torch.is_grad_enabled() and not is_all_plain(list(map(HYPERS, chains))):
-            continue  # there may be a derivative
+        if not _have_plain_hypers(chains):
+            continue
         shared = given[2].shared
         if isinstance(shared, Shared):
             shared = with_opened(optimizer.links, shared)
@@ -200,6 +201,47 @@ def step(
             if own is not None:
                 return plan.run_pure(own, tree, shared)
     return None
+
+
+def update(
+    optimizer: Chain, given: Given, measured: Sequence[Tensor], extra: Mapping[str, Any]
+) -> tuple[Any, State]:
+    """Make a pure step of a tree that has no plan, and plan later steps.
+
+    Arguments and result as for :meth:`Optimizer.update`.
+    """
+    params, grads, state = given
+    if isinstance(state, State):
+        state = state._replace(shared=with_opened(optimizer.links, state.shared))
+        given = params, grads, state
+    leaves, spec, states, read = leaf_by_leaf.step_leaves(optimizer, *given)
+    is_traced = torch.compiler.is_compiling()
+    if not is_traced and plan(optimizer, given, read, in_place=False):
+        made = step(optimizer, given, measured, extra)
+        if made is not None:
+            return made
+    decided = leaf_by_leaf.decide_pure(optimizer, spec, read, state.shared, measured, extra)
+    if not is_traced and _are_fixed(measured, extra) and _have_plain_hypers(read.chains):
+        made = _planned_pure(optimizer, given, read, decided)
+        if made is not None:
+            return made
+    leaf_by_leaf.run_pure(read.executor(optimizer), decided, leaves, states)
+    made, kept = unflatten(spec, params, optimizer.namespace, leaves, states)
+    shared = leaf_by_leaf.shared_after(state.shared, decided.shared, decided.opened)
+    return made, State(kept, shared)
+
+
+def _planned_pure(
+    optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decision
+) -> tuple[Any, State] | None:
+    """Plan the runs of a decided pure step, and make it; None if no plan fits."""
+    found = _steps_for(optimizer, given, leaves, in_place=False)
+    if found is None:
+        return None
+    plans, tree = found
+    with torch.no_grad():
+        own = plans.steps.prepare_decided(tree.tensors, leaves, decided, in_place=False)
+        return None if own is None else plans.run_pure(own, tree, given[2].shared)
 
 
 def plan(optimizer: Chain, given: Given, leaves: StepLeaves, *, in_place: bool) -> bool:
@@ -215,20 +257,6 @@ def plan(optimizer: Chain, given: Given, leaves: StepLeaves, *, in_place: bool) 
         return False
     with torch.no_grad():
         return found[0].steps.plan(found[1].tensors, leaves)
-
-
-def plan_pure(optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decision) -> None:
-    """Plan the runs of a pure step that has run and was not plain, for later steps.
-
-    Args:
-        optimizer: that made the step.
-        leaves: of the step, as they were before it.
-    """
-    if leaves.outline.plain is not None:
-        return
-    found = _steps_for(optimizer, given, leaves, in_place=False)
-    if found is not None:
-        found[0].steps.plan_runs(found[1].tensors, leaves, decided, in_place=False)
 
 
 def _steps_for(
@@ -287,6 +315,11 @@ def _listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
         tree = tree._replace(grads=list(compress(tree.grads, mask)))
     kinds = set(map(type, tree.grads))
     return None if kinds == _NOTHING or not kinds <= _GRADIENTS else tree
+
+
+def _have_plain_hypers(chains: Sequence[LeafChain]) -> bool:
+    """Return True if no derivative with respect to a hyper-parameter is needed."""
+    return not torch.is_grad_enabled() or is_all_plain(list(map(HYPERS, chains)))
 
 
 def _are_fixed(measured: Sequence[Tensor], extra: Mapping[str, Any]) -> bool:

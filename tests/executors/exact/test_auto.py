@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, sgd, stored
+from functional_optim.kernels import KernelExecutor
 from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.exact import ExactKernel
 from functional_optim.kernels.table import EXECUTORS
 
@@ -68,7 +68,7 @@ def test_what_steps_is_what_is_said() -> None:
     """The explanation names the kernel that steps, for exact and for blocked chains."""
     exact: Any = Tried(ExactKernel(sparing=True))
     blocked: Any = Tried(BlockedKernel())
-    auto = ChunkExecutor(exact, blocked, joining=exact)
+    auto = KernelExecutor(exact, blocked, joining=exact)
     seen = set()
     optimizers = [*OPTIMIZERS, RULES["library"], stored(lion(0.1), state="int8")]
     for one in pairs(numel=[1, WORTH - 1, WORTH, 300], optimizer=optimizers, there=[False, True]):

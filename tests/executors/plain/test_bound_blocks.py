@@ -22,7 +22,7 @@ from functional_optim import (
     sgd,
     stored,
 )
-from functional_optim.kernels import ChunkExecutor, pieces
+from functional_optim.kernels import KernelExecutor, pieces
 
 from ...choices import case, pairs
 from ..rules import Hyper, OneState, optimizer_of
@@ -246,13 +246,13 @@ def test_leaves_of_a_chain_that_works_in_blocks_are_stepped_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[int] = []
-    bind_chunk = ChunkExecutor.bind_chunk
+    bind_chunk = KernelExecutor.bind_chunk
 
-    def noted(self: ChunkExecutor, stages: Any, chunk: Any, totals: Any) -> Any:
+    def noted(self: KernelExecutor, stages: Any, chunk: Any, totals: Any) -> Any:
         seen.append(chunk.param.numel())
         return bind_chunk(self, stages, chunk, totals)
 
-    monkeypatch.setattr(ChunkExecutor, "bind_chunk", noted)
+    monkeypatch.setattr(KernelExecutor, "bind_chunk", noted)
     given = params()
     joined = {"adamw": [300, 260, 256, 1000], "own": [300, 260, 256, 1, 1000]}
     for name, chunks in joined.items():

@@ -8,7 +8,7 @@ import torch
 
 from functional_optim import adamw, chain, clip_by_global_norm, sgd, stored
 from functional_optim.core.leaf import Leaf
-from functional_optim.kernels import EXECUTORS, ChunkExecutor
+from functional_optim.kernels import EXECUTORS, KernelExecutor
 from functional_optim.kernels.errors import UntraceableError
 
 from ...choices import case
@@ -165,9 +165,9 @@ def test_measuring_refuses_to_be_captured() -> None:
 def test_nothing_is_examined_while_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Binding checks that a chain is pointwise; capturing checks nothing."""
     calls: list[Any] = []
-    validate = ChunkExecutor.validate
+    validate = KernelExecutor.validate
     monkeypatch.setattr(
-        ChunkExecutor, "validate", lambda *given: (calls.append(given), validate(*given))[1]
+        KernelExecutor, "validate", lambda *given: (calls.append(given), validate(*given))[1]
     )
     half = tree(torch.float16)  # float16 is not compiled
     bound = sgd(lr=lambda k: 0.1 * 0.99**k, momentum=0.8).bind(half, capturable=True)

@@ -14,8 +14,8 @@ from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_gl
 from functional_optim.core.stage import Stage
 from functional_optim.kernels import (
     EXECUTORS,
-    ChunkExecutor,
     Executor,
+    KernelExecutor,
     Leaf,
     ReferenceExecutor,
     Scalars,
@@ -84,7 +84,7 @@ def names_looked_at(module: ast.Module) -> list[str]:
 
 def test_nobody_looks_at_the_class_of_an_executor_or_kernel() -> None:
     names = kinds()
-    assert {"Executor", "ChunkExecutor", "ReferenceExecutor", "ExactKernel", "Chunks"} <= names
+    assert {"Executor", "KernelExecutor", "ReferenceExecutor", "ExactKernel", "Chunks"} <= names
     found = {name: seen for name, one in parsed(names) if (seen := classes_looked_at(one, names))}
     assert found == {DOOR: ["isinstance(executor, Executor)"]}
 
@@ -98,15 +98,15 @@ def test_nobody_looks_at_its_name() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "isinstance(self._executor, ChunkExecutor)",
-        "isinstance(it, (int, executors.ChunkExecutor))",
-        "issubclass(type(it), ChunkExecutor)",
-        "type(it) is ChunkExecutor",
-        "match it:\n    case ChunkExecutor():\n        pass",
+        "isinstance(self._executor, KernelExecutor)",
+        "isinstance(it, (int, executors.KernelExecutor))",
+        "issubclass(type(it), KernelExecutor)",
+        "type(it) is KernelExecutor",
+        "match it:\n    case KernelExecutor():\n        pass",
     ],
 )
 def test_such_looks_are_seen(text: str) -> None:
-    assert len(classes_looked_at(ast.parse(text), {"ChunkExecutor"})) == 1
+    assert len(classes_looked_at(ast.parse(text), {"KernelExecutor"})) == 1
 
 
 def test_comparisons_of_names_are_seen() -> None:
@@ -202,7 +202,7 @@ def test_a_name_is_given_once() -> None:
         register_executor(3, Counting())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="derived from functional_optim.kernels.Executor, got"):
         register_executor("bare", object())  # type: ignore[arg-type]
-    assert type(EXECUTORS["auto"]) is ChunkExecutor
+    assert type(EXECUTORS["auto"]) is KernelExecutor
 
 
 def test_executors_say_who_they_are() -> None:

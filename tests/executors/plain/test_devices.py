@@ -11,7 +11,7 @@ from functional_optim.core.leaf import Leaf
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.recipe import recipe_of
-from functional_optim.kernels import EXECUTORS, ChunkExecutor
+from functional_optim.kernels import EXECUTORS, KernelExecutor
 from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.cache_key import key_of
 from functional_optim.kernels.errors import UntraceableError
@@ -61,7 +61,7 @@ def test_auto_rounds_as_the_reference_on_every_device() -> None:
     Torch's fused kernels and compiled programs round differently.
     """
     leaf, auto = _on_cuda(adamw(lr=0.1)), EXECUTORS["auto"]
-    assert isinstance(auto, ChunkExecutor)
+    assert isinstance(auto, KernelExecutor)
     asked = [type(one) for one in auto.kernels if one.is_for(leaf)]
     lists = [type(one) for one in auto._list_kernels if one.is_for(leaf)]
     assert (asked, lists) == ([BlockedKernel], [ForeachKernel])
@@ -105,7 +105,7 @@ def test_prefer_fused_takes_what_fused_refuses_by_lists(
     """``prefer_fused`` refuses nothing: lists step leaves that the fused kernel does not take."""
     optimizer = adam(lr=0.1, weight_decay=decay)
     leaf, executor = _on_cuda(optimizer, dtype), EXECUTORS["prefer_fused"]
-    assert isinstance(executor, ChunkExecutor) and not executor.strict
+    assert isinstance(executor, KernelExecutor) and not executor.strict
     asked = [one for one in executor._list_kernels if one.is_for(leaf)]
     assert list(map(type, asked)) == [FusedKernel, ForeachKernel]
     fused = executor.kernels[0]

@@ -118,8 +118,9 @@ def test_what_no_graph_shows_is_found_by_trying_a_matrix() -> None:
         with case(rule=rule):
             optimizer = stateless(rule).using(executor="auto")
             square = {"w": torch.arange(9.0).view(3, 3)}
+            grads = {"w": torch.ones(3, 3)}
             with pytest.raises(NotPointwiseError, match="kind='per_matrix'"):
-                optimizer.update(square, square, optimizer.init(square))
+                optimizer.update(square, grads, optimizer.init(square))
 
 
 def keeps_shape(p: Tensor, g: Tensor, s: NoState, c: Any) -> Any:

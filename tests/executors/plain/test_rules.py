@@ -125,7 +125,7 @@ def test_what_was_tried_on_few_elements_holds_for_many(near_borders: None) -> No
     optimizer = RULES["numbers_on_the_left"].using(executor="blocked")
     for first in (torch.full((1,), 1.0), torch.full((2,), -2.0)):
         blocked_kernel._PROGRAMS.clear()
-        optimizer.update(first, first, optimizer.init(first))
+        optimizer.update(first, first.clone(), optimizer.init(first))
         assert_same(pure_steps(optimizer, tree(0), gradients), expected(optimizer))
         assert len(blocked_kernel._PROGRAMS) == 1
 

@@ -19,9 +19,9 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.core.stage import Link
-from functional_optim.kernels import EXECUTORS, ChunkExecutor, leaf_binder, stacks
+from functional_optim.kernels import EXECUTORS, KernelExecutor, leaf_binder, stacks
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.stacks import StackStepper, why_not_stacked
+from functional_optim.kernels.stacks import why_not_stacked
 from functional_optim.plan import tree_steps
 from functional_optim.testing.compare import require_same
 
@@ -63,9 +63,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     plain, bound = stacks.step_stack, leaf_binder._step_stack
 
-    def counted(steps: Any, stages: Any, stack: Any, totals: Any) -> None:
+    def counted(stages: Any, stack: Any, totals: Any) -> None:
         found.append(len(stack))
-        plain(steps, stages, stack, totals)
+        plain(stages, stack, totals)
 
     def counted_bound(known: Any, columns: Any, rest: Any) -> None:
         found.append(len(columns[0]))
@@ -87,7 +87,7 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust stacks without a trial."""
     trusted = SimpleNamespace(is_enough=lambda *_: True)
-    monkeypatch.setattr(StackStepper, "_evidence", lambda *_: trusted)
+    monkeypatch.setattr(stacks, "_evidence_of", lambda *_: trusted)
 
 
 @pytest.mark.usefixtures("trusting")
@@ -96,7 +96,7 @@ def test_auto_is_the_reference_bit_for_bit(
 ) -> None:
     for one in pairs(name=list(CHAINS), dtype=DTYPES):
         optimizer = CHAINS[one["name"]]()
-        executor = ChunkExecutor(stacks=StackStepper())
+        executor = KernelExecutor(stacks=True)
         monkeypatch.setitem(EXECUTORS, "auto", executor)
         with case(**one):
             got = steps(optimizer.using(executor="auto"), one["dtype"], shapes=LARGER)
@@ -147,7 +147,6 @@ def test_layouts_go_one_by_one(always: None, sizes: list[int]) -> None:
     params = made()
     params[0], params[1] = params[0].t(), torch.randn(4, 8, generator=draws)[:, ::2]
     grads = made()
-    grads[2], grads[3] = params[3], params[2]
     optimizer = muon(0.1)
     want, _ = optimizer.update(params[:2], grads[:2], optimizer.init(params[:2]))
     state = optimizer.init(params)

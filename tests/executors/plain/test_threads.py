@@ -59,8 +59,8 @@ def test_scratch_is_not_shared_between_threads(monkeypatch: pytest.MonkeyPatch) 
 
     def pieces() -> list[int]:
         optimizer = RULES["reuses"].using(executor="blocked")
-        params = {"a": noise(0, 9), "b": noise(1, 9)}
-        optimizer.update_(params, params, optimizer.init(params))
+        params, grads = ({key: noise(k, 9) for key in "ab"} for k in range(2))
+        optimizer.update_(params, grads, optimizer.init(params))
         return [tensor.data_ptr() for tensor in scratch._SCRATCH.pieces.values()]
 
     first, second = together(pieces, pieces)

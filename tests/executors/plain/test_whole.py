@@ -118,18 +118,20 @@ def test_nothing_is_made_anew() -> None:
 
 
 def test_leaves_that_are_no_plain_tensors(by_reference: list[str]) -> None:
-    """The reference steps a slice. A program steps a leaf that is its own gradient."""
-    whole_one = torch.randn(6, 16)
-    shared = torch.randn(6, 8)
-    params = {"slice": whole_one[:, ::2], "shared": shared, "plain": torch.randn(6, 7)}
-    grads = {"slice": torch.randn(6, 8), "shared": shared, "plain": torch.randn(6, 7)}
-    optimizer = muon(0.1)
-    state = optimizer.init(params)
-    want = optimizer.update(params, grads, state)
-    by_reference.clear()
-    optimizer.using(executor="auto").update_(params, grads, state)
-    require_same("in place", (params, state), want)
-    assert by_reference == ["slice"]  # the program reads the shared gradient first
+    """The reference steps a slice, and all leaves if one of them is its own gradient."""
+    own = torch.randn(6, 8)
+    for shares in (False, True):
+        params = {"slice": torch.randn(6, 16)[:, ::2], "own": own, "plain": torch.randn(6, 7)}
+        grads = {name: torch.randn(6, one.shape[1]) for name, one in params.items()}
+        if shares:
+            grads["own"] = own
+        optimizer = muon(0.1)
+        state = optimizer.init(params)
+        want = optimizer.using(executor="reference").update(params, grads, state)
+        by_reference.clear()
+        optimizer.update_(params, grads, state)
+        require_same("in place", (params, state), want)
+        assert sorted(by_reference) == (["own", "plain", "slice"] if shares else ["slice"])
 
 
 class Hyper(NamedTuple):

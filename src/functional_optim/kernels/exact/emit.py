@@ -325,8 +325,7 @@ class LoopText:
             if self._phases.layout[node] == "block":
                 lines.append(f"    {const}{kind}* const b{k} = ({const}{kind}*)arrays[{k}];")
             else:
-                start = "gradient" if k == 1 else f"arrays[{k}]"
-                lines.append(f"    {const}{kind}* const a{k} = ({const}{kind}*){start} + o;")
+                lines.append(f"    {const}{kind}* const a{k} = ({const}{kind}*)arrays[{k}] + o;")
         for name, dtype in self._scratch.items():
             lines.append(f"    alignas(64) {register_type(dtype)} {name}[BLOCK];")
         return "".join(f"{line}\n" for line in lines)

@@ -70,8 +70,8 @@ inline double mad(double x, double y, double z) {{ return __builtin_fma(x, y, z)
 inline float mad(float x, float y, float z) {{ return __builtin_fmaf(x, y, z); }}
 """
 _RUN_HEAD = """\
-static void run(char* const* arrays, const char* gradient, const long from, const long to,
-                const double* numbers, const Library& library) {
+static void run(char* const* arrays, const long from, const long to, const double* numbers,
+                const Library& library) {
 """
 _BLOCKS = """\
   for (long o = from; o < to; o += BLOCK) {
@@ -92,9 +92,8 @@ static inline long cut(long place, long length) {
   const long whole = place <= 0 ? 0 : (place + BLOCK - 1) / BLOCK * BLOCK;
   return whole < length ? whole : length;
 }
-extern "C" void step(long leaves, const long* lengths, char* const* arrays,
-                     const char* const* gradients, const double* numbers, long threads,
-                     const Library* library) {
+extern "C" void step(long leaves, const long* lengths, char* const* arrays, const double* numbers,
+                     long threads, const Library* library) {
   long total = 0;
   for (long k = 0; k < leaves; ++k) total += lengths[k];
 #ifdef _OPENMP
@@ -113,8 +112,7 @@ extern "C" void step(long leaves, const long* lengths, char* const* arrays,
     for (long k = 0; k < leaves && start < last; ++k) {
       const long n = lengths[k], from = cut(first - start, n), to = cut(last - start, n);
       if (from < to) {
-        char* const* own = arrays + k * ARRAYS;
-        run(own, gradients ? gradients[k] : own[1], from, to, numbers, *library);
+        run(arrays + k * ARRAYS, from, to, numbers, *library);
       }
       start += n;
     }

@@ -155,7 +155,7 @@ def _tried(
         return None
     step = cache.library(text, flags).step
     step.restype = None
-    step.argtypes = [ctypes.c_long, *[POINTER] * 4, ctypes.c_long, POINTER]
+    step.argtypes = [ctypes.c_long, *[POINTER] * 3, ctypes.c_long, POINTER]
     program = LoopProgram(step, library, variant)
     if known == RIGHT:
         return program

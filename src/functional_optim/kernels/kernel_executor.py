@@ -1,35 +1,25 @@
-"""Executor that steps leaves in place by kernels: in tables, in lists, or chunk by chunk."""
+"""KernelExecutor: the reference, with kernels that step the leaves of plans."""
 
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import compress
 
-import torch
 from torch import Tensor
 
-from functional_optim._torch import has_dispatch_mode, is_transforming
-from functional_optim.core.aliasing import clone_strided
 from functional_optim.core.graph_capture import check_not_captured
-from functional_optim.core.leaf import Leaf, Scalars, Stepped, has_device_scalars, is_measured
+from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured
 from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.core.state import map_state
 from functional_optim.kernels.blocked_kernel import BLOCK_VARIABLE, block_elements
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (
-    Table,
-    are_plain,
     as_chunk,
-    group_chunks,
-    has_dispatch,
     is_differentiated,
-    is_differentiated_tensor,
     is_large,
     tensors_of,
     why_not_pointwise,
     with_tensors,
 )
-from functional_optim.kernels.executor import Chunks, Executor, WholeLeafSteps
+from functional_optim.kernels.executor import Chunks
 from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.free_variables import free_variables
 from functional_optim.kernels.kernel import (
@@ -46,8 +36,7 @@ from functional_optim.kernels.leaf_passes import bind_in_passes
 from functional_optim.kernels.passes import explain_passes
 from functional_optim.kernels.pieces import fit_in_piece, pieces_of
 from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.kernels.rounding import record_rounding
-from functional_optim.kernels.stacks import StackStepper, why_not_stacked
+from functional_optim.kernels.stacks import why_not_stacked
 from functional_optim.kernels.totals import has_unchanged_gradients, sum_tensors
 from functional_optim.kernels.validate import check_pointwise_stages
 
@@ -58,19 +47,22 @@ _TESTED: Cache[None] = Cache()
 """Stages and dtypes of chains that were found to be pointwise."""
 
 
-class ChunkExecutor(Executor):
-    """Executor that steps chunks by kernels, and all other leaves by the reference.
+class KernelExecutor(ReferenceExecutor):
+    """Executor whose kernels step the leaves of plans. Without a plan it is the reference.
 
     Args:
         kernels: the first one that supports a chunk steps it; if there is none, the reference does.
         joining: one of the kernels, which may step many leaves in one call, by their addresses.
         listings: kernels that may step lists of leaves. The first one that can is used.
         strict: True to raise KernelError if no kernel can step a leaf.
-        stacks: steps chains that need whole tensors; None to step them by the reference.
+        stacks: True to step chains that need whole tensors by programs, and leaves of one shape in
+            stacks; False to step them by the reference.
         on_device: True if coefficients may be 0-d tensors on the device. CUDA graphs may then
             capture the steps.
         devices: as for every executor.
     """
+
+    takes_dtensors = False
 
     def __init__(
         self,
@@ -78,7 +70,7 @@ class ChunkExecutor(Executor):
         joining: TableKernel | None = None,
         listings: Sequence[ListKernel] = (),
         strict: bool = False,
-        stacks: StackStepper | None = None,
+        stacks: bool = False,
         on_device: bool = False,
         devices: frozenset[str] = frozenset(),
     ) -> None:
@@ -90,25 +82,23 @@ class ChunkExecutor(Executor):
         self._takes_device_scalars = on_device
         self.exact = all(kernel.exact for kernel in kernels)
         self.joins = joining is not None
-        self._reference = ReferenceExecutor(tries_pointwise=False)
         self.devices = devices
 
     def in_chunks(self, stages: Sequence[Stage]) -> Chunks | None:
         return None if why_not_pointwise(stages) else self
 
-    def in_whole_leaves(self, stages: Sequence[Stage]) -> WholeLeafSteps | None:
-        return None if self._stacks is None else self
+    def in_whole_leaves(self, stages: Sequence[Stage]) -> Chunks | None:
+        return self if self._stacks else None
 
     def bind_leaves(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], places: Sequence[Sequence[int]]
     ) -> BindParts:
-        assert self._stacks is not None, "in_whole_leaves returned self"
-        one_by_one = LeafBinder(self._stacks, stages, places).bind
+        one_by_one = LeafBinder(stages, places).bind
         if self.joins and leaves[0].param.is_cpu:
             return bind_in_passes(self.bind_table, stages, leaves, places, one_by_one)
         return one_by_one
 
-    def taking(self, scalars: Scalars) -> Executor | None:
+    def taking(self, scalars: Scalars) -> "KernelExecutor | None":
         return self if scalars is Scalars.HOST or self._takes_device_scalars else None
 
     def explain_leaves(
@@ -119,98 +109,21 @@ class ChunkExecutor(Executor):
         elements: int = 0,
     ) -> str:
         made = self.joins and like and explain_passes(self.bind_table, stages, like, elements)
-        stacked = self._stacks is not None and why_not_stacked(stages) is None
+        stacked = self._stacks and why_not_stacked(stages) is None
         stacks = "; those of one shape in stacks" if stacked else ""
         return made or f"one by one; {why_not_pointwise(stages)}{stacks}"
 
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
-        """Make the step in place on copies of the leaves, or by the reference.
-
-        The reference is used if autograd, torch.func, a dispatch mode or a tensor subclass must see
-        each operation.
-        """
-        must_be_seen = any(map(is_differentiated, leaves)) or any(
-            map(is_differentiated_tensor, measured)
-        )
-        if must_be_seen or is_transforming() or has_dispatch_mode() or not are_plain(leaves):
-            return self._reference.update(stages, leaves, measured)
-        copies = [
-            leaf._replace(
-                param=clone_strided(leaf.param),
-                states=tuple(map_state(clone_strided, state) for state in leaf.states),
-            )
-            for leaf in leaves
-        ]
-        self.update_(stages, copies, measured)
-        return [Stepped(leaf.param, leaf.states) for leaf in copies]
+        if self.strict and not any(map(is_differentiated, leaves)):
+            self.require_kernels(stages, leaves)
+        return super().update(stages, leaves, self.totals(stages, leaves, measured))
 
     def update_(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> None:
-        with torch.no_grad():
-            self.require(stages, leaves)
-            if any(map(has_dispatch, leaves)) and not self.strict:
-                self._reference.update_(stages, leaves, measured)
-                return
-            for leaf in {id(one.coefficients): one for one in leaves}.values():
-                record_rounding(stages, leaf)
-            if why_not_pointwise(stages):
-                self._step_whole(stages, leaves, measured)
-                return
-            totals = self.totals(stages, leaves, measured)
-            others: list[Leaf] = []
-            calls: list[Call] = []
-            for group in group_chunks(stages, leaves, others):
-                calls += self._bind_group(stages, group, totals)
-            for call in calls:
-                call()
-            if others:
-                self._reference.update_(stages, others, totals)
-
-    def _step_whole(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> None:
-        """Step leaves of a chain that needs its whole tensors."""
-        if self._stacks is None or has_device_scalars(leaves):
-            self._reference.update_(stages, leaves, measured)
-        else:
-            self._stacks.update_(stages, leaves, self.totals(stages, leaves, measured))
-
-    def _bind_group(
-        self, stages: Sequence[Stage], group: Sequence[Leaf], totals: Sequence[Tensor]
-    ) -> list[Call]:
-        """Bind a step of leaves that are chunks, and share coefficients and dtypes.
-
-        Args:
-            stages: of the chain, all pointwise.
-            group: the leaves.
-            totals: the total of each measured stage.
-        """
-        views = [view for view in map(as_chunk, group) if view is not None]
-        # In a leaf of one element, state per block cannot be told from state per element.
-        like = max(views, key=lambda view: view.param.numel())
-        mark: list[Call] = [partial(_increment_versions, view) for view in views]
-        if self._table_kernel is not None:
-            table = Table.from_tensors(list(map(tensors_of, views)))
-            bound = self.bind_table(stages, like, table.elements)
-            call = None if bound is None else bound(like.coefficients, table, totals)
-            if call is not None:
-                return [call, *mark]
-        rows = list(map(tensors_of, group))
-        is_listed = [self.may_list(stages, row) for row in rows]
-        if sum(is_listed) == 1:
-            is_listed = [False] * len(rows)
-        calls = [
-            self.bind_chunk(stages, view, totals)
-            for view, one in zip(views, is_listed, strict=True)
-            if not one
-        ]
-        if any(is_listed):
-            columns = list(map(list, zip(*compress(rows, is_listed), strict=True)))
-            calls.append(self.bind_lists(stages, like, columns, totals))
-        return calls + mark
+        super().update_(stages, leaves, self.totals(stages, leaves, measured))
 
     def may_list(self, stages: Sequence[Stage], tensors: Sequence[Tensor]) -> bool:
         """Return True if a leaf with these tensors, parameter first, is stepped in a list."""
@@ -243,7 +156,7 @@ class ChunkExecutor(Executor):
         if not self.strict and any(one.is_for(like) for one in self._list_kernels):
             self.validate(stages, like, totals)
             leaves = [with_tensors(like, row)._replace(entries=None) for row in rows]
-            return partial(self._reference.update_, stages, leaves, totals)
+            return partial(super().update_, stages, leaves, totals)
         for row in rows:
             chunk = as_chunk(with_tensors(like, row))
             assert chunk is not None, "listed leaves are dense"
@@ -263,11 +176,15 @@ class ChunkExecutor(Executor):
 
         Raises:
             KernelError: the executor is strict, and no kernel can step a leaf.
+            RuntimeError: as for :class:`ReferenceExecutor`.
             ValueError: the environment variable for the size of blocks is no positive number.
         """
+        self.require_kernels(stages, leaves)
+        super().require(stages, leaves)
+
+    def require_kernels(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
         if BLOCK_VARIABLE in os.environ:
             block_elements(1)
-        self._reference.require(stages, leaves)
         for leaf in leaves if self.strict else ():
             # The result depends on the dtypes and coefficients of a leaf, not on its size.
             empty = with_tensors(leaf, [tensor.new_empty(0) for tensor in tensors_of(leaf)])
@@ -278,6 +195,8 @@ class ChunkExecutor(Executor):
                     f"the executor asked for cannot step {leaf.name!r}: {reason}; use "
                     "executor='auto', which takes the fastest one that can"
                 )
+        if why_not_pointwise(stages):
+            super().require(stages, leaves)
 
     def bind_chunk(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> Call:
         """Bind a step of a chunk by the first kernel that can, or else by the reference."""
@@ -293,7 +212,7 @@ class ChunkExecutor(Executor):
 
     def _step_pieces(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
         for piece in pieces_of(stages, chunk):
-            self._reference.update_(stages, [piece], totals)
+            super().update_(stages, [piece], totals)
 
     def validate(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
         """Check once that a chain is pointwise, if no kernel has checked it.
@@ -337,15 +256,16 @@ class ChunkExecutor(Executor):
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> Tensor:
         """Return the total, computed by pieces, so that no temporary has a leaf's full size."""
+        of = super().measure
         wanted = [i for i, stage in enumerate(stages) if is_measured(stage)][len(measured)]
         if wanted and has_unchanged_gradients(stages[:wanted], leaves):
-            return self._reference.measure([stages[wanted]], leaves, ())
-        if wanted == 0 or fit_in_piece(leaves) or why_not_pointwise(stages[: wanted + 1]):
-            return self._reference.measure(stages, leaves, measured)
+            return of([stages[wanted]], leaves, ())
+        if wanted == 0 or fit_in_piece(leaves) or any(map(is_differentiated, leaves)):
+            return of(stages, leaves, measured)
+        if why_not_pointwise(stages[: wanted + 1]):
+            return of(stages, leaves, measured)
         return sum_tensors(  # leaf by leaf, in the order of every other sum over leaves
-            sum_tensors(
-                self._reference.measure(stages, [one], measured) for one in pieces_of(stages, leaf)
-            )
+            sum_tensors(of(stages, [one], measured) for one in pieces_of(stages, leaf))
             for leaf in leaves
         )
 
@@ -359,10 +279,3 @@ def _unsupported_reason(kernel: Kernel, stages: Sequence[Stage], chunk: Leaf) ->
     if not kernel.is_for(chunk):
         return f"its kernels step no tensors on {chunk.param.device.type}"
     return kernel.supports(stages, chunk)
-
-
-def _increment_versions(chunk: Leaf) -> None:
-    """Tell autograd that the tensors of a leaf were written, because not every kernel does."""
-    param, _, *states = tensors_of(chunk)
-    written = [tensor for tensor in (param, *states) if not tensor.is_inference()]
-    torch.autograd.graph.increment_version(written)
