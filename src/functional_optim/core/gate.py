@@ -15,7 +15,8 @@ class Gate:
         holds: what the stage's state keeps for a leaf while the gate is closed. It matters for a
             leaf that has no gradient when the gate opens, but had one since the last opening. With
             "gradient", the stages after the gate step this leaf with the gradient in the state.
-            With "parameter", only the gate's stage runs, to restore the parameter.
+            With "parameter", the gate's stage runs, to restore the parameter, and later gates treat
+            the gradient as missing.
 
     Example::
 

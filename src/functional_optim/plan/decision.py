@@ -281,7 +281,7 @@ class Decision:
     def _item(self, part: LeafPart, member: int) -> Item:
         leaf, grad = self.leaves[member], self.grads[member]
         assert grad is not None
-        states = leaf.state.stages[part.start : part.stop]
+        states = tuple(map(leaf.state.stages.__getitem__, part.at))
         if self.inputs:
             states = self.inputs.put(member, part.stages, states)
         own = LeafState(leaf.state.step, states, leaf.state.gates)

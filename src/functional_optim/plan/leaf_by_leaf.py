@@ -210,8 +210,9 @@ def run_pure(executor: Executor, decided: Decision, params: list[Any], states: l
 def _after(run: StageRun, before: LeafState, part: LeafState) -> LeafState:
     """Return the state of a leaf after a run of some stages, in new memory."""
     made = remove_inputs(run.part.stages, part.stages)
-    start, stop = run.part.start, run.part.stop
-    stages = (*map(_copied, before.stages[:start]), *made, *map(_copied, before.stages[stop:]))
+    own = dict(zip(run.part.at, made, strict=True))
+    every = enumerate(before.stages)
+    stages = tuple([own[k] if k in own else _copied(state) for k, state in every])
     gates = [GateCounts(*map(torch.clone, one)) for one in before.gates]
     for k, passed, counted in run.gates:
         runs, held = gates[k]

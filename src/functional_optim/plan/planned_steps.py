@@ -353,7 +353,7 @@ class PlannedSteps:
     def _rows_at(self, part: LeafPart) -> list[LeafPositions]:
         """Return the positions of the leaves of a part, with the states of its stages only."""
         rows = map(self.rows.__getitem__, part.members)
-        return [row._replace(states=row.states[part.start : part.stop]) for row in rows]
+        return [row._replace(states=tuple([row.states[k] for k in part.at])) for row in rows]
 
     def _count(self, members: tuple[int, ...], now: StepNow) -> CountClasses:
         """Return the count classes of leaves, from the counts of this step."""
@@ -392,4 +392,4 @@ class PlannedSteps:
 
 def _key(run: StageRun, names: tuple[str, ...]) -> Any:
     part = run.part
-    return part.start, part.stop, run.is_late, names, part.members
+    return part.at, run.is_late, names, part.members

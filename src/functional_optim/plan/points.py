@@ -30,14 +30,14 @@ class Cohort(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LeafPart:
-    """Leaves with the same chain, and stages ``[start, stop)`` of that chain."""
+    """Leaves with the same chain, and some stages of that chain, in order."""
 
-    start: int
-    stop: int
+    at: tuple[int, ...]
+    """The indices of these stages in the chain."""
     members: tuple[int, ...]
     """The indices of the leaves among the leaves of the step, in order."""
     stages: tuple[Stage, ...]
-    """The stages from ``start`` to ``stop``."""
+    """The stages."""
     places: tuple[int, ...]
     """The indices of these stages among all links."""
     gates: tuple[int, ...]
@@ -54,12 +54,12 @@ class StageRun:
 
     part: LeafPart
     is_late: bool
-    """True if the leaves have no gradient, and continue with what a gate kept of earlier calls."""
+    """True if the leaves have no gradient, and continue with what gates kept of earlier calls."""
     is_step: bool
     """True if the run includes the last stage, so that the step counts increase."""
     gates: tuple[tuple[int, bool, bool], ...]
     """The gates in the run: the number of each, True if the leaves pass it, and True if the stages
-    before it run. They do not run for late leaves at the gate at which these waited."""
+    before it run. They do not run for late leaves at the gates at which these waited."""
 
 
 class _Passage(NamedTuple):
@@ -71,14 +71,17 @@ class _Passage(NamedTuple):
     stop: int
     """The index after the last stage that runs, once it is known."""
     is_closed: bool
-    is_late: bool
-    """True if the leaves have no gradient, and continue with what a gate kept."""
+    is_late: bool = False
+    """True if the leaves have no gradient, and continue with the gradient that a gate kept."""
+    restored: tuple[int, ...] = ()
+    """Of leaves without a gradient, the indices of the gates that restore the parameter. These
+    stages run before stage ``start``. The leaves may still wait at later gates."""
 
     def waits_at(self, place: int, closed: frozenset[int]) -> bool:
         """Return True if the gate of a link may have kept something of these leaves.
 
-        The leaves have no gradient, no gate has let them through, and none of their gates before
-        this one is closed.
+        The leaves have no gradient, no gate gave them an earlier one, and none of their gates
+        before this one is closed.
 
         Args:
             closed: the indices of the gates that are closed in this step.
@@ -90,6 +93,10 @@ class _Passage(NamedTuple):
     def reaches(self, place: int) -> bool:
         """Return True if the leaves reach the stage of a link."""
         return not self.is_closed and place in self.cohort.places
+
+    def stages_to(self, stop: int) -> tuple[int, ...]:
+        """Return the indices of the stages that run, before stage ``stop``."""
+        return *self.restored, *range(self.start, stop)
 
 
 @dataclass(eq=False, slots=True)
@@ -165,7 +172,7 @@ class Outline:
         """The indices of the stages that need a total."""
         self.takes_inputs = any(stage.inputs for stage in stages)
         """True if a stage takes inputs per leaf."""
-        ways = [_Passage(one, one.members, 0, 0, not one.has_gradients, False) for one in cohorts]
+        ways = [_Passage(one, one.members, 0, 0, not one.has_gradients) for one in cohorts]
         self.start = self._at(0, tuple(ways), frozenset())
         stepped = [one for one in cohorts if one.has_gradients]
         waits = does_wait(stages, [one.places for one in stepped], shares=shares, sharded=sharded)
@@ -259,21 +266,21 @@ def _point(
     ways: tuple[_Passage, ...],
     gates: tuple[tuple[int | None, ...], frozenset[int]],
 ) -> Point:
-    parts: dict[tuple[int, tuple[int, ...]], tuple[_Passage, list[int]]] = {}
+    parts: dict[tuple[tuple[int, ...], ...], tuple[_Passage, list[int]]] = {}
     for way in ways if needs_total(stage) else ():
         if way.reaches(place):
-            key = way.start, way.cohort.places
-            parts.setdefault(key, (way, []))[1].extend(way.members)
+            at = way.stages_to(way.cohort.places.index(place) + 1)
+            parts.setdefault((at, way.cohort.places), (way, []))[1].extend(way.members)
     found = [
-        _part(way.cohort, way.start, way.cohort.places.index(place) + 1, sorted(members), before=1)
-        for way, members in parts.values()
+        _part(way.cohort, at, sorted(members), before=1)
+        for (at, _), (way, members) in parts.items()
         if members
     ]
     missing = []
     for way in ways if stage.gate is not None and stage.gate.holds != "nothing" else ():
         if way.waits_at(place, gates[1]):
-            at = way.cohort.places.index(place)
-            missing.append((_gates(way.cohort).index(at), way.members))
+            number = _gates(way.cohort).index(way.cohort.places.index(place))
+            missing.append((number, way.members))
     found.sort(key=lambda part: part.members[0])
     return Point(place, stage, tuple(found), tuple(missing), ways, *gates)
 
@@ -293,8 +300,11 @@ def _through(
             own, at = next(at_gate), way.cohort.places.index(place)
             kept = tuple(sorted({*way.members} - {*own}))
             made.append(way._replace(members=kept))
-            if own:
-                more.append(_Passage(way.cohort, own, at, at + 1, holds == "parameter", True))
+            late_way = way._replace(members=own)
+            if own and holds == "parameter":
+                more.append(late_way._replace(restored=(*way.restored, at)))
+            elif own:
+                more.append(late_way._replace(start=at, stop=at + 1, is_closed=False, is_late=True))
             continue
         made.append(way)
     return *made, *more
@@ -302,40 +312,42 @@ def _through(
 
 def _runs(way: _Passage) -> bool:
     """Return True if any stage of these leaves runs."""
-    return bool(way.members) and (way.stop > 0 or not way.is_closed)
+    return bool(way.members) and (way.stop > 0 or not way.is_closed or bool(way.restored))
 
 
 def _plain_run(cohort: Cohort) -> StageRun:
     stop = len(cohort.stages)
-    part = _part(cohort, 0, stop, cohort.members, before=stop)
+    part = _part(cohort, tuple(range(stop)), cohort.members, before=stop)
     return StageRun(part, is_late=False, is_step=True, gates=())
 
 
 def _run(way: _Passage) -> StageRun:
     cohort = way.cohort
-    stop = way.stop if way.is_closed else len(cohort.stages)
-    is_step = stop == len(cohort.stages)
-    # A late leaf passes the gate at which it waited, be it only to be put back; at a later one that
-    # is closed it waits again.
-    passed = is_step or (way.is_late and stop == way.start + 1)
+    at = way.stages_to(way.stop if way.is_closed else len(cohort.stages))
+    last = at[-1]
+    is_step = last == len(cohort.stages) - 1
+    # Late leaves pass the gates at which they waited. They may wait again at a later closed gate.
+    waited = (*way.restored, way.start) if way.is_late else way.restored
     gates = tuple(
-        (k, passed or at < stop - 1, not way.is_late or at > way.start)
-        for k, at in enumerate(_gates(cohort))
-        if way.start <= at < stop
+        (k, is_step or one < last or one in waited, one not in waited)
+        for k, one in enumerate(_gates(cohort))
+        if one in at
     )
-    return StageRun(_part(cohort, way.start, stop, way.members), way.is_late, is_step, gates)
+    is_late = not cohort.has_gradients
+    return StageRun(_part(cohort, at, way.members), is_late, is_step, gates)
 
 
 def _part(
-    cohort: Cohort, start: int, stop: int, members: Sequence[int], *, before: int = 0
+    cohort: Cohort, at: tuple[int, ...], members: Sequence[int], *, before: int = 0
 ) -> LeafPart:
     """Return leaves at some stages. The last ``before`` stages get no total."""
-    stages, places = cohort.stages[start:stop], cohort.places[start:stop]
+    stages = tuple(map(cohort.stages.__getitem__, at))
+    places = tuple(map(cohort.places.__getitem__, at))
     given = zip(stages[: len(stages) - before], places, strict=False)
     totals = tuple(place for stage, place in given if is_measured(stage))
     gates = _gates(cohort)
     at_gates = tuple(map(cohort.places.__getitem__, gates))
-    return LeafPart(start, stop, tuple(members), stages, places, gates, at_gates, totals)
+    return LeafPart(at, tuple(members), stages, places, gates, at_gates, totals)
 
 
 def _gates(cohort: Cohort) -> tuple[int, ...]:

@@ -74,10 +74,11 @@ class StepNumbers:
 
         The same object for the same stages and group.
         """
-        key = group, part.start, part.stop
+        key = group, part.at
         found = self._hypers.get(key)
         if found is None:
-            found = self._hypers[key] = self._chains[group].hypers[part.start : part.stop]
+            every = self._chains[group].hypers
+            found = self._hypers[key] = tuple(map(every.__getitem__, part.at))
         return found
 
     def hypers_at(self, part: LeafPart, member: int) -> tuple[Any, ...]:
@@ -107,14 +108,15 @@ class StepNumbers:
     ) -> StepScalars:
         key = None
         if not isinstance(step, Tensor):
-            key = step, counts, id(hypers), part.start, part.stop
+            key = step, counts, id(hypers), part.at
             known = self._made.get(key)
             if known is not None:
                 return known
         resolved, found = [], []
         last = part.gates[-1] if counts else -1
-        for k, stage in enumerate(part.stages, part.start):
-            own: Any = hypers[k - part.start]
+        columns = part.at, part.stages, part.places, hypers
+        for k, stage, place, given in zip(*columns, strict=True):
+            own: Any = given
             at: Any = _step_of(part.gates, k, step, counts) if k <= last else step
             if not (SCALARS.issuperset(map(type, own)) or is_plain(own)):
                 device = at.device if isinstance(at, Tensor) else None
@@ -123,7 +125,7 @@ class StepNumbers:
             if stage.combine is None:
                 made = stage.coefficients(at, own)
             else:
-                shared = self.shared[part.places[k - part.start]]
+                shared = self.shared[place]
                 if isinstance(step, Tensor):
                     shared = _move_shared(shared, step.device)
                 made = stage.coefficients(at, own, shared)

@@ -109,7 +109,8 @@ def sam(rho: Scalar = 0.05) -> Link:
     The first call moves the parameters up along their gradients, by the distance ``rho``. Compute
     gradients there, and pass them to the second call, which moves the parameters back and runs the
     stages after this link. A leaf without a gradient in the first call does not move up. A leaf
-    without a gradient in the second call only moves back.
+    without a gradient in the second call moves back, and its gradient is missing for the stages
+    after this link: a rule does not step it, and :func:`accumulate` counts zero.
 
     Args:
         rho: the distance, a number >= 0.
