@@ -189,6 +189,7 @@ class TreeForm:
         structure = optree.tree_structure(states)  # type: ignore[arg-type]
         start = sum(one is not None for one in tree.params)
         self._states = structure, start, start + structure.num_leaves
+        self._missing = [k for k, one in enumerate(tree.params) if one is None]
 
     @property
     def numbers(self) -> list[int]:
@@ -212,13 +213,14 @@ class TreeForm:
         Args:
             tree: that was stepped.
             tensors: those after the step, in the order of those before it.
-            kept: positions of the leaves that did not change. Their states stay the same objects.
+            kept: positions of the leaves that did not change. Their states, and those of missing
+                parameters, stay the same objects.
         """
         structure, start, end = self._states
         left = iter(tensors)
         params = [None if one is None else next(left) for one in tree.params]
         states: Any = structure.unflatten(tensors[start:end])
-        for k in kept:
+        for k in (*kept, *self._missing):
             states[k] = tree.states[k]
         return tree.spec.unflatten(params), tree.spec.unflatten(states)
 

@@ -215,6 +215,7 @@ def update(
         state = state._replace(shared=with_opened(optimizer.links, state.shared))
         given = params, grads, state
     leaves, spec, states, read = leaf_by_leaf.step_leaves(optimizer, *given)
+    check_not_captured(leaf.param for leaf in read.stepped)
     is_traced = torch.compiler.is_compiling()
     if not is_traced and plan(optimizer, given, read, in_place=False):
         made = step(optimizer, given, measured, extra)
