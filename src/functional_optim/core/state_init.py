@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from operator import attrgetter
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from functional_optim._torch import may_be_view
-from functional_optim.core.aliasing import AliasTracker, clone_strided, storage_addresses
+from functional_optim.core.aliasing import AliasTracker, clone_strided
 from functional_optim.core.dtensors import is_dtensor, reduce_partial, to_local
-from functional_optim.core.dynamo import eager_lru_cache
 from functional_optim.core.hyper import are_unchanged, is_plain, map_values
-from functional_optim.core.leaf import PLAIN
 from functional_optim.core.meta_init import MetaLikeMode
 from functional_optim.core.stage import Stage
 from functional_optim.core.stage_contract import init_state
@@ -22,11 +20,8 @@ from functional_optim.core.state import (
     LeafState,
     field_tensors,
     map_state,
-    state_tensors,
 )
 from functional_optim.core.views import real_view
-
-_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
@@ -47,24 +42,14 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
             map_state(_plain_scalar, state) if stage.kind == "pointwise" else state
             for stage, state in pairs
         )
-    if not _are_new(param, state_tensors(states)):
-        aliases = AliasTracker([param])
-        states = tuple(
-            map_state(lambda one: _copy_view(aliases.copy_if_aliased(one)), state)
-            for state in states
-        )
+    aliases = AliasTracker([param])
+    states = tuple(
+        map_state(lambda one: _copy_view(aliases.copy_if_aliased(one)), state) for state in states
+    )
     gates = tuple(
         [GateCounts(zero_count(), zero_count()) for stage in stages if stage.gate is not None]
     )
     return LeafState(zero_count(), states, gates)
-
-
-def _are_new(param: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Return True if all tensors are in separate memory, and autograd tracks none of them."""
-    every = [param, *tensors]
-    if torch.compiler.is_compiling() or not PLAIN.issuperset(map(type, every)):
-        return False
-    return not any(map(_REQUIRES_GRAD, tensors)) and len(storage_addresses(every)) == len(every)
 
 
 def _plain_scalar(tensor: Tensor) -> Tensor:
@@ -120,12 +105,6 @@ FieldsOf = Callable[[Sequence[Stage], Sequence[Any], Sequence[int], torch.dtype]
 
 _T = TypeVar("_T")
 
-_NONE: Any = object()
-"""Returned for a result that is not cached."""
-
-_SHAPES = 1024
-"""Number of shapes for which the results of the latest stages are cached."""
-
 
 def cache_plain(
     of_any: Callable[[tuple[Stage, ...], tuple[Any, ...], tuple[int, ...], torch.dtype], _T],
@@ -137,7 +116,7 @@ def cache_plain(
     default dtype, since a state may be a tensor of a Python number.
     """
 
-    @eager_lru_cache(1024)
+    @lru_cache(1024)
     def kept(
         stages: tuple[Stage, ...],
         hypers: tuple[Any, ...],
@@ -147,50 +126,19 @@ def cache_plain(
     ) -> _T:
         return of_any(stages, hypers, shape, dtype)
 
-    latest: list[_Latest | None] = [None]
-
     def found(
         stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
     ) -> _T:
-        if torch.compiler.is_compiling():
-            return of_any(tuple(stages), tuple(hypers), tuple(shape), dtype)
-        last, default = latest[0], torch.get_default_dtype()
+        own, sizes = tuple(hypers), tuple(shape)
         if (
-            last is None
-            or last.hypers is not hypers
-            or last.default is not default
-            or last.stages != tuple(stages)
+            torch.compiler.is_compiling()
+            or not all(map(is_plain, own))
+            or not all(type(size) is int for size in sizes)
         ):
-            last = _Latest(tuple(stages), hypers, default, all(map(is_plain, hypers)), {})
-            latest[0] = last if last.are_plain and isinstance(hypers, tuple) else None
-        result: Any = _NONE
-        if type(shape) is torch.Size:
-            result = last.results.get((shape, dtype), _NONE)
-        if result is _NONE:
-            sizes = tuple(shape)
-            if not last.are_plain or any(type(size) is not int for size in sizes):
-                return of_any(last.stages, tuple(hypers), sizes, dtype)
-            result = kept(last.stages, tuple(hypers), sizes, dtype, default)
-            if len(last.results) < _SHAPES:
-                last.results[torch.Size(sizes), dtype] = result
-        found_before: _T = result
-        return found_before
+            return of_any(tuple(stages), own, sizes, dtype)
+        return kept(tuple(stages), own, sizes, dtype, torch.get_default_dtype())
 
     return found
-
-
-class _Latest(NamedTuple):
-    """Results of a cached function for the stages and hyper-parameters of the latest call.
-
-    The parameters of a group share stages and hyper-parameters, and many have the same shape. For
-    them, this lookup replaces the hashes of all stages and hyper-parameters.
-    """
-
-    stages: tuple[Stage, ...]
-    hypers: Sequence[Any]
-    default: torch.dtype
-    are_plain: bool
-    results: dict[tuple[torch.Size, torch.dtype], Any]
 
 
 def compute_fields(
