@@ -22,6 +22,7 @@ from functional_optim.core.leaf_input import LeafInput, require_fields
 from functional_optim.core.stage_defaults import (
     RESERVED_HYPER,
     RESERVED_STATE,
+    NoHyper,
     NoState,
     Sparse,
     no_check,
@@ -37,6 +38,7 @@ from functional_optim.core.stage_defaults import (
 __all__ = [
     "Kind",
     "Link",
+    "NoHyper",
     "NoState",
     "Rule",
     "Sparse",
@@ -153,6 +155,10 @@ class Stage:
     sparse: Callable[[Any], Sparse] = refuse_sparse
     dense: Callable[[Any], bool] = takes_dense
     shared: Any = NoState
+    stateful: ClassVar[bool]
+    """True if the stage has state."""
+    sharing: ClassVar[bool]
+    """True if the stage has shared scalars."""
     state_class: ClassVar[Any]
     """The class of a state between steps: ``state``, or tuple for :data:`NoState`."""
     shared_by: tuple[str, ...] | None = None
@@ -176,15 +182,15 @@ class Stage:
         require_free(self.name, "a field of state", self.state, RESERVED_STATE)
         require_free(self.name, "a hyper-parameter", self.hyper, RESERVED_HYPER)
         require_fields(self.name, self.state, self.inputs)
-        object.__setattr__(self, "_stateful", self.state != NoState)
-        kind = self.state if self.state != NoState else tuple
-        object.__setattr__(self, "state_class", kind)
-        object.__setattr__(self, "_sharing", self.shared != NoState)
+        # Computed once, since torch.compile compares no generic aliases.
+        object.__setattr__(self, "stateful", self.state != NoState)
+        object.__setattr__(self, "state_class", self.state if self.stateful else tuple)
+        object.__setattr__(self, "sharing", self.shared != NoState)
         if self.stateful:
             torch.serialization.add_safe_globals([self.state])
         if self.sharing:
             torch.serialization.add_safe_globals([self.shared])
-        if self.combine is None and (self.shared != NoState or self.reduce or self.extra):
+        if self.combine is None and (self.sharing or self.reduce or self.extra):
             raise ValueError(
                 f"{self.name}: shared numbers, reduce and extra inputs come together in combine; "
                 "give combine(shared, totals, hyper)"
@@ -224,18 +230,6 @@ class Stage:
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields without the hash, which differs between processes."""
         return {key: value for key, value in self.__dict__.items() if key != "_hash"}
-
-    @property
-    def stateful(self) -> bool:
-        """Return True if the stage has state."""
-        found: bool = self.__dict__["_stateful"]  # torch.compile compares no generic aliases
-        return found
-
-    @property
-    def sharing(self) -> bool:
-        """Return True if the stage has shared scalars."""
-        found: bool = self.__dict__["_sharing"]
-        return found
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} {self.name}({', '.join(getattr(self.hyper, '_fields', ()))})"

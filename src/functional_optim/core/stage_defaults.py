@@ -1,12 +1,17 @@
 """Default functions of a stage, and names that its fields must not have."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 NoState = tuple[()]
 """The state of a stateless stage: always ``()``."""
+
+
+class NoHyper(NamedTuple):
+    """Hyper-parameters of a stage that has none."""
+
 
 Sparse = Literal["refuse", "rows", "dense"]
 """How a stage handles a sparse gradient (see ``Stage.sparse``)."""

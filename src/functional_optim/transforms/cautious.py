@@ -8,17 +8,11 @@ g is the gradient that the chain gets, n the number of elements of the leaf. The
 learning rate. This transform rescales the update, which is equal before a descent.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from functional_optim.core.stage import Link, NoState, Transform
+from functional_optim.core.stage import Link, NoHyper, NoState, Transform
 from functional_optim.numeric import select
-
-
-class CautiousHyper(NamedTuple):
-    pass
 
 
 def goes_against(update: Tensor, raw: Tensor) -> Tensor:
@@ -31,13 +25,13 @@ def goes_against(update: Tensor, raw: Tensor) -> Tensor:
 
 
 def cautious_transform(
-    grad: Tensor, param: Tensor, state: NoState, c: CautiousHyper, raw: Tensor
+    grad: Tensor, param: Tensor, state: NoState, c: NoHyper, raw: Tensor
 ) -> tuple[Tensor, NoState]:
     return select(grad, goes_against(grad, raw), 0.0), state
 
 
 def cautious_rescaled_transform(
-    grad: Tensor, param: Tensor, state: NoState, c: CautiousHyper, raw: Tensor
+    grad: Tensor, param: Tensor, state: NoState, c: NoHyper, raw: Tensor
 ) -> tuple[Tensor, NoState]:
     against = goes_against(grad, raw)
     left = (~against).sum(dtype=torch.float64)
@@ -47,7 +41,7 @@ def cautious_rescaled_transform(
 
 CAUTIOUS = Transform(
     name="cautious",
-    hyper=CautiousHyper,
+    hyper=NoHyper,
     transform=cautious_rescaled_transform,
     kind="per_matrix",
     takes_dtensors=True,
@@ -55,7 +49,7 @@ CAUTIOUS = Transform(
 )
 
 CAUTIOUS_UNSCALED = Transform(
-    name="cautious_unscaled", hyper=CautiousHyper, transform=cautious_transform, raw=True
+    name="cautious_unscaled", hyper=NoHyper, transform=cautious_transform, raw=True
 )
 """A second stage, which may be cut anywhere, since it does not count elements."""
 

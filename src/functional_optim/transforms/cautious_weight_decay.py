@@ -6,33 +6,22 @@ u is the update of the stages before, and the rule after subtracts lr * u. The d
 elements that the update also moves toward 0, and on elements whose update is 0.
 """
 
-from typing import NamedTuple
-
 from torch import Tensor
 
 from functional_optim.bounds import NON_NEGATIVE
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Link, NoState, Sparse, Transform
-from functional_optim.numeric import add, is_active, select
-
-
-class CautiousWeightDecayHyper(NamedTuple):
-    weight_decay: float  # lambda
-
-
-class CautiousWeightDecayCoefficients(NamedTuple):
-    weight_decay: float  # lambda
-    active: bool  # False: the update is unchanged, even if p is not finite
-
-
-def cautious_weight_decay_coefficients(
-    step: float, hyper: CautiousWeightDecayHyper
-) -> CautiousWeightDecayCoefficients:
-    return CautiousWeightDecayCoefficients(hyper.weight_decay, is_active(hyper.weight_decay))
+from functional_optim.core.stage import Link, NoState, Transform
+from functional_optim.numeric import add, select
+from functional_optim.transforms.weight_decay import (
+    WeightDecayCoefficients,
+    WeightDecayHyper,
+    weight_decay_coefficients,
+    weight_decay_sparse,
+)
 
 
 def cautious_weight_decay_transform(
-    grad: Tensor, param: Tensor, state: NoState, c: CautiousWeightDecayCoefficients
+    grad: Tensor, param: Tensor, state: NoState, c: WeightDecayCoefficients
 ) -> tuple[Tensor, NoState]:
     if not c.active:
         return grad, state
@@ -41,17 +30,13 @@ def cautious_weight_decay_transform(
     return add(grad, select(param, grows, 0.0), c.weight_decay), state
 
 
-def cautious_weight_decay_sparse(hyper: CautiousWeightDecayHyper) -> Sparse:
-    return "refuse" if is_active(hyper.weight_decay) else "rows"
-
-
 CAUTIOUS_WEIGHT_DECAY = Transform(
     name="cautious_weight_decay",
-    hyper=CautiousWeightDecayHyper,
-    coefficients=cautious_weight_decay_coefficients,
+    hyper=WeightDecayHyper,
+    coefficients=weight_decay_coefficients,
     transform=cautious_weight_decay_transform,
     bounds=(("weight_decay", NON_NEGATIVE),),
-    sparse=cautious_weight_decay_sparse,
+    sparse=weight_decay_sparse,
 )
 
 

@@ -5,20 +5,14 @@
 The first dimension of a torch weight counts its output units. Each unit's gradient gets mean 0.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from functional_optim.core.stage import Link, NoState, Transform
-
-
-class CentralizeHyper(NamedTuple):
-    pass
+from functional_optim.core.stage import Link, NoHyper, NoState, Transform
 
 
 def centralize_transform(
-    grad: Tensor, param: Tensor, state: NoState, c: CentralizeHyper
+    grad: Tensor, param: Tensor, state: NoState, c: NoHyper
 ) -> tuple[Tensor, NoState]:
     if grad.dim() < 2:
         return grad, state
@@ -27,7 +21,7 @@ def centralize_transform(
 
 CENTRALIZE = Transform(
     name="centralize",
-    hyper=CentralizeHyper,
+    hyper=NoHyper,
     transform=centralize_transform,
     kind="per_matrix",
     takes_dtensors=True,

@@ -3,26 +3,20 @@
 u = sign(u)
 """
 
-from typing import NamedTuple
-
 from torch import Tensor
 
-from functional_optim.core.stage import Link, NoState, Transform, rows_of_sparse
-
-
-class ScaleBySignHyper(NamedTuple):
-    pass
+from functional_optim.core.stage import Link, NoHyper, NoState, Transform, rows_of_sparse
 
 
 def scale_by_sign_transform(
-    grad: Tensor, param: Tensor, state: NoState, c: ScaleBySignHyper
+    grad: Tensor, param: Tensor, state: NoState, c: NoHyper
 ) -> tuple[Tensor, NoState]:
     return grad.sign(), state
 
 
 SCALE_BY_SIGN = Transform(
     name="scale_by_sign",
-    hyper=ScaleBySignHyper,
+    hyper=NoHyper,
     transform=scale_by_sign_transform,
     sparse=rows_of_sparse,
 )
