@@ -1,6 +1,6 @@
 """Chain: stages, their hyper-parameters, and the leaves on which they act."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -209,14 +209,7 @@ def with_hyper(optimizer: _Chain, hyper: Mapping[str, Any]) -> _Chain:
 
 def allow_unmatched(optimizer: _Chain) -> _Chain:
     """Return the optimizer with :func:`if_any` around all of its selectors."""
-    overrides = tuple((if_any(where), changes) for where, changes in optimizer.overrides)
-    links = tuple(
-        link if link.where is None else link._replace(where=if_any(link.where))
-        for link in optimizer.links
-    )
-    if not overrides and links == optimizer.links:
-        return optimizer
-    return replace(optimizer, links=links, overrides=overrides)
+    return _map_selectors(optimizer, if_any, if_any)
 
 
 def list_paths(optimizer: _Chain, shapes: Mapping[Path, Shape]) -> _Chain:
@@ -225,11 +218,20 @@ def list_paths(optimizer: _Chain, shapes: Mapping[Path, Shape]) -> _Chain:
     def found(where: Where) -> Listed:
         return Listed(frozenset(path for path in shapes if is_selected(where, path, shapes[path])))
 
+    return _map_selectors(optimizer, found, lambda where: if_any(found(where)))
+
+
+def _map_selectors(
+    optimizer: _Chain,
+    of_link: Callable[[Where], Where],
+    of_override: Callable[[Where], Where],
+) -> _Chain:
+    """Return the optimizer with other selectors of its links and overrides."""
     links = tuple(
-        link if link.where is None else link._replace(where=found(link.where))
+        link if link.where is None else link._replace(where=of_link(link.where))
         for link in optimizer.links
     )
-    overrides = tuple((if_any(found(where)), changes) for where, changes in optimizer.overrides)
+    overrides = tuple((of_override(where), changes) for where, changes in optimizer.overrides)
     return replace(optimizer, links=links, overrides=overrides)
 
 

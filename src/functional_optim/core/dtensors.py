@@ -20,11 +20,10 @@ def is_dtensor(tensor: Any) -> "TypeGuard[DTensor]":
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the whole tensor of a DTensor, or any other tensor. TorchScript has no DTensors."""
-    if torch.jit.is_scripting():  # TorchScript does not compile the other branch
-        found = tensor
-    else:
-        found = tensor.full_tensor() if is_dtensor(tensor) else tensor
-    return found
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
+        if is_dtensor(tensor):
+            return tensor.full_tensor()
+    return tensor
 
 
 def redistribute_like(value: Tensor, like: Tensor) -> Tensor:
@@ -72,34 +71,28 @@ def reduce_partial(value: Tensor) -> Tensor:
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
     """Return this rank's shard, as of ``like``, of a plain tensor that is equal on all ranks."""
-    if torch.jit.is_scripting():
-        found = value
-    elif is_dtensor(like):
-        module: Any = sys.modules[_MODULE]
-        # Without a source rank, each rank takes its shard from its own copy: no communication.
-        made = module.distribute_tensor(
-            value, like.device_mesh, like.placements, src_data_rank=None
-        )
-        found = to_local(made)
-    else:
-        found = value
-    return found
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
+        if is_dtensor(like):
+            module: Any = sys.modules[_MODULE]
+            # Without a source rank, each rank takes its shard from its own copy: no communication.
+            return to_local(
+                module.distribute_tensor(
+                    value, like.device_mesh, like.placements, src_data_rank=None
+                )
+            )
+    return value
 
 
 def unshard_like(part: Tensor, like: Tensor) -> Tensor:
     """Return the DTensor of a local shard: the inverse of :func:`shard_like`."""
-    if torch.jit.is_scripting():
-        found = part
-    elif is_dtensor(like):
-        module: Any = sys.modules[_MODULE]
-        found = module.DTensor.from_local(
-            part,
-            like.device_mesh,
-            like.placements,
-            run_check=False,
-            shape=like.shape,
-            stride=like.stride(),
-        )
-    else:
-        found = part
-    return found
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
+        if is_dtensor(like):
+            return type(like).from_local(
+                part,
+                like.device_mesh,
+                like.placements,
+                run_check=False,
+                shape=like.shape,
+                stride=like.stride(),
+            )
+    return part

@@ -1,4 +1,4 @@
-"""Decorators that exclude functions from torch.compile, or from caching while it traces.
+"""Decorators that exclude functions from torch.compile.
 
 torch.compile traces ``update`` by the reference executor, since other executors read addresses. A
 traced program runs for every tensor of the same shape and dtype. So functions that look up state by
@@ -6,7 +6,7 @@ a tensor, a name or an address must not be traced: they would find the state of 
 """
 
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import wraps
 from types import FunctionType
 from typing import ParamSpec, TypeVar
 
@@ -41,20 +41,3 @@ def disable_compile_of_class(cls: _Class) -> _Class:
         if isinstance(found, FunctionType) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, disable_compile(found))
     return cls
-
-
-def eager_lru_cache(maxsize: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Return ``lru_cache(maxsize)``, except that calls in traced code are not cached."""
-
-    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
-        cached: Callable[..., _T] = lru_cache(maxsize)(function)
-
-        @wraps(function)
-        def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            if torch.compiler.is_compiling():
-                return function(*args, **kwargs)
-            return cached(*args, **kwargs)
-
-        return wrapper
-
-    return decorate

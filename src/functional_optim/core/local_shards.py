@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from functional_optim._torch import is_strided_shard
-from functional_optim.core.dtensors import is_dtensor, redistribute_like, sum_over_ranks, to_local
+from functional_optim.core.dtensors import (
+    is_dtensor,
+    redistribute_like,
+    sum_over_ranks,
+    to_local,
+    unshard_like,
+)
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import map_state
 
@@ -137,11 +143,7 @@ def wrap_like(old: Any, new: Any) -> Any:
     """Wrap a local tensor, or each tensor of a State, as a DTensor like ``old``."""
     if isinstance(old, tuple):
         return map_state(wrap_like, old, new)
-    if not is_dtensor(old):
-        return new
-    return type(old).from_local(
-        new, old.device_mesh, old.placements, run_check=False, shape=old.shape, stride=old.stride()
-    )
+    return unshard_like(new, old)
 
 
 def local_states(param: "DTensor", states: Sequence[Any], name: str) -> tuple[Any, ...]:

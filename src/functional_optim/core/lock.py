@@ -1,8 +1,7 @@
 """Lock for methods that several threads may call."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -18,23 +17,18 @@ class StepLock:
     """Reentrant lock of an optimizer's step. A copied or unpickled owner gets a new lock."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """For a ``with`` block, which an interrupt may end."""
 
     def __reduce__(self) -> tuple[type["StepLock"], tuple[()]]:
         return StepLock, ()
-
-    @contextmanager
-    def acquire(self) -> Iterator[None]:
-        """Acquire the lock for a ``with`` block. An interrupt may end the block."""
-        with self._lock:
-            yield
 
     def run(self, call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
         """Call a function with the lock acquired and interrupts deferred.
 
         torch.compile must not trace this method: its callers have :func:`~.dynamo.disable_compile`.
         """
-        with self._lock:
+        with self.lock:
             return defer_untraced(call, *args, **kwargs)
 
 

@@ -1,13 +1,14 @@
 """Chains of leaves: the stages that act on each leaf, and their hyper-parameters."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import optree
+import torch
 from torch import Tensor
 
-from functional_optim.core.dynamo import eager_lru_cache
 from functional_optim.core.links import FREEZE, Change, Links, apply_changes, is_gradient_rule
 from functional_optim.core.selectors import Shape, Where, is_selected
 from functional_optim.core.stage import Stage
@@ -96,14 +97,11 @@ NO_CHAIN = LeafChain((), (), ())
 """The chain of a leaf that is None."""
 
 
-def hypers_of(
-    links: Links, overrides: Sequence[Override], spec: optree.PyTreeSpec, leaves: Sequence[Any]
-) -> list[tuple[Any, ...]]:
-    """Return the hyper-parameters of every leaf of a tree; equal leaves share one tuple."""
-    return [one.hypers for one in chains_of(links, overrides, spec, leaves)]
-
-
-@eager_lru_cache(64)
 def paths_of(spec: optree.PyTreeSpec) -> tuple[Path, ...]:
-    """Return the paths of a tree's leaves."""
+    """Return the paths of a tree's leaves. Traced code cannot call a cache."""
+    return tuple(spec.paths()) if torch.compiler.is_compiling() else _cached_paths(spec)
+
+
+@lru_cache(64)
+def _cached_paths(spec: optree.PyTreeSpec) -> tuple[Path, ...]:
     return tuple(spec.paths())

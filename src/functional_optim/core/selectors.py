@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from functional_optim.core.format import format_value, function_name
 from functional_optim.core.tree import Path, path_name
@@ -24,10 +24,10 @@ class Selector:
         raise NotImplementedError
 
     def __and__(self, other: "Where") -> "Selector":
-        return _Both(self, other)
+        return _Pair(self, other, "&")
 
     def __or__(self, other: "Where") -> "Selector":
-        return _Either(self, other)
+        return _Pair(self, other, "|")
 
     def __invert__(self) -> "Selector":
         return _Not(self)
@@ -38,27 +38,17 @@ Where = Path | Callable[[Path], bool] | Selector
 
 
 @dataclass(frozen=True)
-class _Both(Selector):
+class _Pair(Selector):
     first: Where
     second: Where
+    operator: Literal["&", "|"]
 
     def selects(self, path: Path, shape: Shape | None) -> bool:
-        return is_selected(self.first, path, shape) and is_selected(self.second, path, shape)
+        combine = all if self.operator == "&" else any
+        return combine(is_selected(one, path, shape) for one in (self.first, self.second))
 
     def __repr__(self) -> str:
-        return f"({_format_short(self.first)} & {_format_short(self.second)})"
-
-
-@dataclass(frozen=True)
-class _Either(Selector):
-    first: Where
-    second: Where
-
-    def selects(self, path: Path, shape: Shape | None) -> bool:
-        return is_selected(self.first, path, shape) or is_selected(self.second, path, shape)
-
-    def __repr__(self) -> str:
-        return f"({_format_short(self.first)} | {_format_short(self.second)})"
+        return f"({_format_short(self.first)} {self.operator} {_format_short(self.second)})"
 
 
 @dataclass(frozen=True)
@@ -303,7 +293,7 @@ def intersect(outer: Where | None, inner: Where | None) -> Where | None:
     """Return a selector of the leaves that both arguments select; None selects all leaves."""
     if outer is None or inner is None:
         return inner if outer is None else outer
-    return _Both(outer, inner)
+    return _Pair(outer, inner, "&")
 
 
 def implies(inner: Where | None, outer: Where | None) -> bool:
@@ -319,7 +309,7 @@ def layers_of(where: Where | None) -> tuple[Where, ...]:
     """Return the selectors that :func:`intersect` joined, the outermost first."""
     if where is None:
         return ()
-    if isinstance(where, _Both):
+    if isinstance(where, _Pair) and where.operator == "&":
         return (where.first, *layers_of(where.second))
     return (where,)
 
@@ -345,7 +335,7 @@ def path_selectors(where: Where) -> Iterator[Where]:
 
     Parts in :func:`if_any` are left out.
     """
-    if isinstance(where, (_Both, _Either)):
+    if isinstance(where, _Pair):
         yield from path_selectors(where.first)
         yield from path_selectors(where.second)
     elif isinstance(where, _Not):

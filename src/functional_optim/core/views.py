@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.dynamo import eager_lru_cache
 from functional_optim.core.leaf import Leaf, Stepped
 from functional_optim.core.state import map_state
 
@@ -30,24 +29,12 @@ def complex_view(tensor: Tensor) -> Tensor:
 class Form(NamedTuple):
     """Conversion of a leaf for rules, and of results back to the form of the leaf."""
 
-    enter: Callable[[Leaf], Leaf]
+    enter: Callable[[Leaf], Leaf] = lambda leaf: leaf
     """Return the leaf for rules. If possible, its tensors are views of the original tensors."""
-    leave: Callable[[Leaf, Stepped], Stepped]
+    leave: Callable[[Leaf, Stepped], Stepped] = lambda leaf, stepped: stepped
     """``leave(original, stepped)``: convert the result of a pure step."""
-    write: Callable[[Leaf, Leaf], None]
+    write: Callable[[Leaf, Leaf], None] = lambda leaf, entered: None
     """``write(original, entered)``: write entered tensors that are not views back, in place."""
-
-
-def _dense_enter(leaf: Leaf) -> Leaf:
-    return leaf
-
-
-def _dense_leave(leaf: Leaf, stepped: Stepped) -> Stepped:
-    return stepped
-
-
-def _nothing_to_write(leaf: Leaf, entered: Leaf) -> None:
-    return None
 
 
 def _to_dense_enter(leaf: Leaf) -> Leaf:
@@ -70,10 +57,6 @@ def _complex_leave(leaf: Leaf, stepped: Stepped) -> Stepped:
     return Stepped(complex_view(stepped.param), tuple(states))
 
 
-def _stored_rows(leaf: Leaf) -> tuple[Tensor, ...]:
-    return tuple(leaf.grad.coalesce().indices())
-
-
 def _rows_enter(leaf: Leaf) -> Leaf:
     grad = leaf.grad.coalesce()
     rows = tuple(grad.indices())
@@ -87,30 +70,26 @@ def _rows_enter(leaf: Leaf) -> Leaf:
     )
 
 
-def _rows_leave(leaf: Leaf, stepped: Stepped) -> Stepped:
-    rows = _stored_rows(leaf)
+def _put_rows(leaf: Leaf, param: Tensor, states: Sequence[Any], *, in_place: bool) -> Stepped:
+    rows = tuple(leaf.grad.coalesce().indices())
 
     def put(old: Tensor, new: Tensor) -> Tensor:
         if old.dim() == 0:
-            return new
-        return old.index_put(rows, complex_view(new) if old.is_complex() else new)
+            return old.copy_(new) if in_place else new
+        values = complex_view(new) if old.is_complex() else new
+        return old.index_put_(rows, values) if in_place else old.index_put(rows, values)
 
-    states = [map_state(put, o, n) for o, n in zip(leaf.states, stepped.states, strict=True)]
-    return Stepped(put(leaf.param, stepped.param), tuple(states))
+    made = [map_state(put, old, new) for old, new in zip(leaf.states, states, strict=True)]
+    return Stepped(put(leaf.param, param), tuple(made))
+
+
+def _rows_leave(leaf: Leaf, stepped: Stepped) -> Stepped:
+    return _put_rows(leaf, stepped.param, stepped.states, in_place=False)
 
 
 def _rows_write(leaf: Leaf, entered: Leaf) -> None:
-    rows = _stored_rows(leaf)
-
-    def put_(old: Tensor, new: Tensor) -> Tensor:
-        if old.dim() == 0:
-            return old.copy_(new)
-        return old.index_put_(rows, complex_view(new) if old.is_complex() else new)
-
     with torch.no_grad():
-        put_(leaf.param, entered.param)
-        for old, new in zip(leaf.states, entered.states, strict=True):
-            map_state(put_, old, new)
+        _put_rows(leaf, entered.param, entered.states, in_place=True)
 
 
 def _copies_enter(fields: Sequence[tuple[str, ...]], leaf: Leaf) -> Leaf:
@@ -143,12 +122,10 @@ def _copies_write(leaf: Leaf, entered: Leaf) -> None:
         map_state(copy_, old, new)
 
 
-DENSE = Form(_dense_enter, _dense_leave, _nothing_to_write)
-TO_DENSE = Form(_to_dense_enter, _dense_leave, _nothing_to_write)
-COMPLEX = Form(_complex_enter, _complex_leave, _nothing_to_write)
-COMPLEX_TO_DENSE = Form(
-    lambda leaf: _complex_enter(_to_dense_enter(leaf)), _complex_leave, _nothing_to_write
-)
+DENSE = Form()
+TO_DENSE = Form(_to_dense_enter)
+COMPLEX = Form(_complex_enter, _complex_leave)
+COMPLEX_TO_DENSE = Form(lambda leaf: _complex_enter(_to_dense_enter(leaf)), _complex_leave)
 ROWS = Form(_rows_enter, _rows_leave, _rows_write)
 
 
@@ -157,10 +134,9 @@ def has_other_strides(param: Tensor, grad: Tensor) -> bool:
     return param.dtype.itemsize == 2 and grad.stride() != param.stride()
 
 
-@eager_lru_cache(64)
 def form_as_gradient(fields: tuple[tuple[str, ...], ...]) -> Form:
     """Return the form that copies the fields of ``Stage.as_gradient`` to the gradient's strides."""
-    return Form(partial(_copies_enter, fields), _dense_leave, _copies_write)
+    return Form(partial(_copies_enter, fields), write=_copies_write)
 
 
 def form_of(param: Tensor, sparse: str) -> Form:

@@ -104,7 +104,7 @@ class TorchClosureOptimizer(TorchOptimizer):
     @disable_compile
     def _step_locked(self, closure: Callable[[], Any]) -> Any:
         # Two steps must not alternate: each evaluation needs the parameters that its step wrote.
-        with self._lock.acquire(), torch.no_grad():
+        with self._lock.lock, torch.no_grad():
             return self._step_with(closure)
 
     def _step_with(self, closure: Callable[[], Any]) -> Any:

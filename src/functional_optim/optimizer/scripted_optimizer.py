@@ -23,7 +23,6 @@ from functional_optim.core.leaf import is_measured
 from functional_optim.core.links import Links, replace_values
 from functional_optim.core.local_shards import check_no_dtensor
 from functional_optim.core.lock import StepLock, with_lock
-from functional_optim.core.overrides import hypers_of
 from functional_optim.core.stage import Link
 from functional_optim.core.state import LeafState, State, map_state, state_tensors
 from functional_optim.core.tree import leaf_states, path_name
@@ -212,7 +211,7 @@ def build_scripted(optimizer: Chain, params: Any, state: State | None) -> Script
     with torch.no_grad():
         state = initial_state(optimizer, params) if state is None else state
     states = leaf_states(spec, state)
-    hypers = hypers_of(optimizer.links, optimizer.overrides, spec, leaves)
+    hypers = optimizer.hypers_for(params)
     kept = [i for i, leaf in enumerate(leaves) if leaf is not None]
     names = [path_name(paths[i]) for i in kept]
     check_no_dtensor({path_name(paths[i]): leaves[i] for i in kept}, "a TorchScript program")
