@@ -13,7 +13,7 @@ from functional_optim.core.links import (
     FREEZE,
     Change,
     Links,
-    hyper_positions,
+    hyper_names,
     is_leading,
     prefix_label,
 )
@@ -37,7 +37,7 @@ def format_expression(
     own stages and functions appear by name, a tensor as ``tensor(...)``. A partition takes several
     lines.
     """
-    text = _Writer().write_chain(
+    text = _write_chain(
         [_Item(k, link, layers_of(link.where), link.label) for k, link in enumerate(links)]
     )
     for where, changes in overrides:
@@ -75,21 +75,10 @@ class _Item(NamedTuple):
         return self._replace(layers=self.layers[1:], label=label)
 
 
-class _ChainLr(NamedTuple):
-    """The ``lr`` that links of a chain inherit from the last link with an ``lr``."""
-
-    giver: int = -1
-    lr: Any = INHERITED
-
-    @classmethod
-    def of(cls, items: Sequence[_Item]) -> "_ChainLr":
-        having = [one for one in items if hasattr(one.link.hyper, "lr")]
-        if not having or having[-1].label:
-            return cls()
-        return cls(having[-1].place, having[-1].link.hyper.lr)
-
-    def given_to(self, item: _Item) -> Any:
-        return INHERITED if item.place == self.giver else self.lr
+def _giver_of(items: Sequence[_Item]) -> _Item | None:
+    """Return the last link with an ``lr``, which the other links of a chain inherit."""
+    having = [one for one in items if hasattr(one.link.hyper, "lr")]
+    return having[-1] if having and not having[-1].label else None
 
 
 class _Part(NamedTuple):
@@ -101,132 +90,137 @@ class _Part(NamedTuple):
     """The index of the first leading link in the part."""
 
 
-class _Writer:
-    """Writer of the links of a chain, of masks in the chain, and of the parts of partitions."""
+def _write_chain(items: Sequence[_Item]) -> str:
+    """Return one expression for the links of a chain."""
+    parts = _write_parts(items)
+    if len(parts) == 1 and parts[0].is_optimizer:
+        return parts[0].text
+    return _call("chain", [part.text for part in parts])
 
-    def write_chain(self, items: Sequence[_Item]) -> str:
-        """Return one expression for the links of a chain."""
-        parts = self._write_parts(items)
-        if len(parts) == 1 and parts[0].is_optimizer:
-            return parts[0].text
-        return _call("chain", [part.text for part in parts])
 
-    def _write_parts(self, items: Sequence[_Item]) -> list[_Part]:
-        """Return the parts of a chain; leading links are inserted so that their order is kept."""
-        lr = _ChainLr.of(items)
-        leading = [one for one in items if one.is_leading]
-        left = [one for one in items if not one.is_leading]
-        parts: list[_Part] = []
-        while left:
-            written, part = self._write_next(left, leading, lr)
-            parts.append(part)
-            left = [one for one in left if one not in written]
-            leading = [one for one in leading if one not in written]
-        for one in leading:
-            part = self._write_link(one, lr)
-            place = next((k for k, other in enumerate(parts) if other.lead > one.place), len(parts))
-            parts.insert(place, part)
-        return parts
+def _write_parts(items: Sequence[_Item]) -> list[_Part]:
+    """Return the parts of a chain; leading links are inserted so that their order is kept."""
+    giver = _giver_of(items)
+    leading = [one for one in items if one.is_leading]
+    left = [one for one in items if not one.is_leading]
+    parts: list[_Part] = []
+    while left:
+        written, part = _write_next(left, leading, giver)
+        parts.append(part)
+        left = [one for one in left if one not in written]
+        leading = [one for one in leading if one not in written]
+    for one in leading:
+        part = _write_link(one, giver)
+        place = next((k for k, other in enumerate(parts) if other.lead > one.place), len(parts))
+        parts.insert(place, part)
+    return parts
 
-    def _write_next(
-        self, left: list[_Item], leading: list[_Item], lr: _ChainLr
-    ) -> tuple[Sequence[_Item], _Part]:
-        """Return the links of the next part, and the part."""
-        first = left[0]
-        if first.layers:
-            return self._write_layer(left, leading)
-        if _wrapper_call(first) is not None:
-            written = [one for one in (*leading, *left) if _wrapper_call(one) is not None]
-            return written, _Part(self._write_wrapper(written), is_optimizer=True)
-        plain = _take_while(left, lambda one: not one.layers and _wrapper_call(one) is None)
-        heads = [one for one in leading if not one.layers and _wrapper_call(one) is None]
-        for count in range(min(_LONGEST, len(plain)), 0, -1):
-            for head in [*([one] for one in heads), []]:
-                items = [*head, *plain[:count]]
-                call = format_optimizer([one.link for one in items])
-                if call is not None:
-                    return items, _Part(call, is_optimizer=True, lead=_first_lead(items))
-        return [first], self._write_link(first, lr)
 
-    def _write_link(self, item: _Item, lr: _ChainLr) -> _Part:
-        """Write one link, with its masks."""
-        lead = _first_lead([item])
-        if item.layers and item.link.stage.name == FREEZE:
-            text = f"freeze({_where(item.layers[-1])})"
-            item = item._replace(layers=item.layers[:-1])
-        elif item.link.stage.name == FREEZE:
-            text = "freeze()"
-        else:
-            text = format_link(item.link, lr.given_to(item))
-        for layer in reversed(item.layers):
-            text = _call("masked", [text, _where(layer)])
-        return _Part(text, is_optimizer=False, lead=lead)
+def _write_next(
+    left: list[_Item], leading: list[_Item], giver: _Item | None
+) -> tuple[Sequence[_Item], _Part]:
+    """Return the links of the next part, and the part."""
+    first = left[0]
+    if first.layers:
+        return _write_layer(left, leading)
+    if _wrapper_call(first) is not None:
+        written = [one for one in (*leading, *left) if _wrapper_call(one) is not None]
+        return written, _Part(_write_wrapper(written), is_optimizer=True)
+    plain = _take_while(left, lambda one: not one.layers and _wrapper_call(one) is None)
+    heads = [one for one in leading if not one.layers and _wrapper_call(one) is None]
+    for count in range(min(_LONGEST, len(plain)), 0, -1):
+        for head in [*([one] for one in heads), []]:
+            items = [*head, *plain[:count]]
+            call = format_optimizer([one.link for one in items])
+            if call is not None:
+                return items, _Part(call, is_optimizer=True, lead=_first_lead(items))
+    return [first], _write_link(first, giver)
 
-    def _write_layer(
-        self, left: list[_Item], leading: list[_Item]
-    ) -> tuple[Sequence[_Item], _Part]:
-        """Write the next links that are in a common partition or mask."""
-        outer = left[0].layers[0]
-        if isinstance(outer, HasLabel):
-            return self._write_partition(left, leading, outer)
-        own = _take_while(left, lambda one: one.layers[:1] == (outer,))
-        if own[0].link.stage.name == FREEZE:
-            return own[:1], self._write_link(own[0], _ChainLr())
-        heads = [one for one in leading if one.layers[:1] == (outer,)]
-        parts = self._write_parts([one.inner() for one in (*heads, *own)])
-        if len(parts) > 1:  # masked() takes one argument, so each link is written alone
-            return own[:1], self._write_link(own[0], _ChainLr())
-        text = _call("masked", [parts[0].text, _where(outer)])
-        return [*heads, *own], _Part(text, parts[0].is_optimizer, _first_lead(heads))
 
-    def _write_partition(
-        self, left: list[_Item], leading: list[_Item], outer: HasLabel
-    ) -> tuple[Sequence[_Item], _Part]:
-        """Write the next links that are in a common partition."""
-        label_of = outer.label_of
-        by_label: dict[str, list[_Item]] = {}
-        for one in left:
-            label = one.label_by(label_of)
-            if label is None or (label in by_label and label != [*by_label][-1]):
-                break  # another partition, perhaps by the same labels
-            by_label.setdefault(label, []).append(one)
-        written: list[_Item] = []
-        texts = []
-        for label, own in by_label.items():
-            heads = [one for one in leading if one.label_by(label_of) == label]
-            later = [one for one in left if one.label_by(label_of) == label and one not in own]
-            # If another partition has the same labels, the leading links are shared between both:
-            # the first gets the number for which its optimizers have the simplest text.
-            counts = range(len(heads) + 1) if later else [len(heads)]
-            tried = [(self._write_label([*heads[:k], *own]), k) for k in counts]
-            text, count = min(tried, key=lambda one: (one[0].count(".links["), one[1]))
-            written += [*heads[:count], *own]
-            texts.append(indent(f"{label!r}: {text},\n", " " * 4))
-        chosen = repr(label_of) if isinstance(label_of, Labels) else function_name(label_of)
-        text = _call("partition", [f"{{\n{''.join(texts)}}}", chosen])
-        return written, _Part(text, is_optimizer=True, lead=_first_lead(written))
+def _write_link(item: _Item, giver: _Item | None = None) -> _Part:
+    """Write one link, with its masks. It inherits the ``lr`` of ``giver``."""
+    lead = _first_lead([item])
+    if item.layers and item.link.stage.name == FREEZE:
+        text = f"freeze({_where(item.layers[-1])})"
+        item = item._replace(layers=item.layers[:-1])
+    elif item.link.stage.name == FREEZE:
+        text = "freeze()"
+    else:
+        lr = INHERITED
+        if giver is not None and giver.place != item.place:
+            lr = giver.link.hyper.lr
+        text = format_link(item.link, lr)
+    for layer in reversed(item.layers):
+        text = _call("masked", [text, _where(layer)])
+    return _Part(text, is_optimizer=False, lead=lead)
 
-    def _write_label(self, items: Sequence[_Item]) -> str:
-        """Write the optimizer of one label."""
-        if len(items) == 1 and items[0].link.stage.name == FREEZE and not items[0].layers[1:]:
-            return "freeze()"
-        return self.write_chain([one.inner() for one in items])
 
-    def _write_wrapper(self, items: Iterable[_Item]) -> str:
-        """Write links that one call built of other links."""
-        name = ""
-        inner: list[Link] = []
-        arguments: dict[str, Any] = {}
-        for item in items:
-            call = _wrapper_call(item)
-            assert call is not None, "the caller checked it"
-            name, own, options = call
-            inner += own
-            for key, value in options.items():
-                is_dict = isinstance(value, dict)
-                arguments[key] = {**arguments.get(key, {}), **value} if is_dict else value
-        within = [_Item(k, one, layers_of(one.where), one.label) for k, one in enumerate(inner)]
-        return _call(name, [self.write_chain(within), *keywords(arguments)])
+def _write_layer(left: list[_Item], leading: list[_Item]) -> tuple[Sequence[_Item], _Part]:
+    """Write the next links that are in a common partition or mask."""
+    outer = left[0].layers[0]
+    if isinstance(outer, HasLabel):
+        return _write_partition(left, leading, outer)
+    own = _take_while(left, lambda one: one.layers[:1] == (outer,))
+    if own[0].link.stage.name == FREEZE:
+        return own[:1], _write_link(own[0])
+    heads = [one for one in leading if one.layers[:1] == (outer,)]
+    parts = _write_parts([one.inner() for one in (*heads, *own)])
+    if len(parts) > 1:  # masked() takes one argument, so each link is written alone
+        return own[:1], _write_link(own[0])
+    text = _call("masked", [parts[0].text, _where(outer)])
+    return [*heads, *own], _Part(text, parts[0].is_optimizer, _first_lead(heads))
+
+
+def _write_partition(
+    left: list[_Item], leading: list[_Item], outer: HasLabel
+) -> tuple[Sequence[_Item], _Part]:
+    """Write the next links that are in a common partition."""
+    label_of = outer.label_of
+    by_label: dict[str, list[_Item]] = {}
+    for one in left:
+        label = one.label_by(label_of)
+        if label is None or (label in by_label and label != [*by_label][-1]):
+            break  # another partition, perhaps by the same labels
+        by_label.setdefault(label, []).append(one)
+    written: list[_Item] = []
+    texts = []
+    for label, own in by_label.items():
+        heads = [one for one in leading if one.label_by(label_of) == label]
+        later = [one for one in left if one.label_by(label_of) == label and one not in own]
+        # If another partition has the same labels, the leading links are shared between both:
+        # the first gets the number for which its optimizers have the simplest text.
+        counts = range(len(heads) + 1) if later else [len(heads)]
+        tried = [(_write_label([*heads[:k], *own]), k) for k in counts]
+        text, count = min(tried, key=lambda one: (one[0].count(".links["), one[1]))
+        written += [*heads[:count], *own]
+        texts.append(indent(f"{label!r}: {text},\n", " " * 4))
+    chosen = repr(label_of) if isinstance(label_of, Labels) else function_name(label_of)
+    text = _call("partition", [f"{{\n{''.join(texts)}}}", chosen])
+    return written, _Part(text, is_optimizer=True, lead=_first_lead(written))
+
+
+def _write_label(items: Sequence[_Item]) -> str:
+    """Write the optimizer of one label."""
+    if len(items) == 1 and items[0].link.stage.name == FREEZE and not items[0].layers[1:]:
+        return "freeze()"
+    return _write_chain([one.inner() for one in items])
+
+
+def _write_wrapper(items: Iterable[_Item]) -> str:
+    """Write links that one call built of other links."""
+    name = ""
+    inner: list[Link] = []
+    arguments: dict[str, Any] = {}
+    for item in items:
+        call = _wrapper_call(item)
+        assert call is not None, "the caller checked it"
+        name, own, options = call
+        inner += own
+        for key, value in options.items():
+            is_dict = isinstance(value, dict)
+            arguments[key] = {**arguments.get(key, {}), **value} if is_dict else value
+    within = [_Item(k, one, layers_of(one.where), one.label) for k, one in enumerate(inner)]
+    return _call(name, [_write_chain(within), *keywords(arguments)])
 
 
 def _wrapper_call(item: _Item) -> tuple[str, tuple[Link, ...], dict[str, Any]] | None:
@@ -257,7 +251,7 @@ def _where(where: Where) -> str:
 
 def _changes(links: Links, changes: Sequence[Change]) -> list[str]:
     """Format changes as keyword arguments of ``override``."""
-    names = {at: name for name, found in hyper_positions(links).items() for at in found}
+    names = hyper_names(links)
     values: Mapping[str, Any] = {
         prefix_label(target, field) if isinstance(target, str) else names[target, field]: value
         for target, field, value in changes

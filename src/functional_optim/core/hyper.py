@@ -105,14 +105,11 @@ def copy_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
         >>> copied
         {'lr': tensor(0.5000), 'betas': (tensor(0.5000), 0.75)}
     """
-    return {name: _copy_value(value) for name, value in values.items()}
+    return {name: map_values(Tensor, _copy_tensor, value) for name, value in values.items()}
 
 
-def _copy_value(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        items = map(_copy_value, value)
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if not isinstance(value, Tensor) or carries_derivative(value):
+def _copy_tensor(value: Tensor) -> Tensor:
+    if carries_derivative(value):
         return value
     with torch.inference_mode(mode=False):  # the copy may be filled outside of inference mode
         copy = value.detach().clone()
@@ -232,12 +229,12 @@ def to_floats(coefficients: Any) -> Any:
 
 
 def map_values(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
-    """Apply ``change`` to every value of type ``kind`` in nested tuples, such as Hypers."""
+    """Apply ``change`` to every value of type ``kind`` in nested tuples and lists."""
     if isinstance(value, kind):
         return change(value)
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         items = [map_values(kind, change, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 

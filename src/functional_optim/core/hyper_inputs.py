@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim.core.hyper import NAME, Schedule, field_types, format_hyper, map_values
-from functional_optim.core.links import Links, hyper_positions
+from functional_optim.core.links import Links, expand_changes, hyper_names
 from functional_optim.core.overrides import Override
 from functional_optim.core.scalars import concrete
 from functional_optim.core.selectors import Shape, is_selected
@@ -60,7 +60,7 @@ def build_input_hypers(
     Raises:
         TypeError: a tensor whose value torch.func or a compiler hides.
     """
-    names = _names_by_position(links)
+    names = hyper_names(links)
     base = {
         position: _build_input(names[position], kind, value, first=first)
         for index, link in enumerate(links)
@@ -93,10 +93,6 @@ def _fields(index: int, hyper: Any) -> Iterator[tuple[tuple[int, str], Any, Any]
         yield (index, field), kind, value
 
 
-def _names_by_position(links: Links) -> dict[tuple[int, str], str]:
-    return {at: name for name, found in hyper_positions(links).items() for at in found}
-
-
 def _override_inputs(
     links: Links,
     names: Mapping[tuple[int, str], str],
@@ -107,14 +103,12 @@ def _override_inputs(
 ) -> dict[tuple[int, str], Any]:
     """Return the inputs of an override by (link index, field)."""
     inputs = {}
-    for target, field, value in override[1]:
-        for index, link in enumerate(links):
-            hyper_class: Any = type(link.hyper)
-            kinds = field_types(hyper_class)
-            if field in kinds and target in ("", index):
-                base = field if isinstance(target, str) else names[index, field]
-                name = f"override_{number}.{base}"
-                inputs[index, field] = _build_input(name, kinds[field], value, first=first)
+    for change in override[1]:
+        target, field, value = change
+        name = f"override_{number}.{field if isinstance(target, str) else names[target, field]}"
+        for index, _ in expand_changes(links, [change]):
+            kind = field_types(links[index].stage.hyper)[field]
+            inputs[index, field] = _build_input(name, kind, value, first=first)
     return inputs
 
 
@@ -172,7 +166,7 @@ def collect_inputs(groups: Sequence[InputHypers]) -> dict[str, float]:
 
 def static_options(links: Links, overrides: Sequence[Override]) -> dict[str, Any]:
     """Return names and values of flags, whole numbers and strings, which are not inputs."""
-    names = _names_by_position(links)
+    names = hyper_names(links)
     found = {
         names[index, field]: value
         for index, link in enumerate(links)

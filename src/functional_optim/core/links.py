@@ -217,6 +217,11 @@ def hyper_positions(links: Links) -> dict[str, list[tuple[int, str]]]:
     return found
 
 
+def hyper_names(links: Links) -> dict[tuple[int, str], str]:
+    """Return the name of every hyper-parameter by its position (link index, field)."""
+    return {at: name for name, found in hyper_positions(links).items() for at in found}
+
+
 def _part_positions(links: Sequence[Link]) -> dict[str, list[tuple[int, str]]]:
     """Return the positions for the links of one part of a partition."""
     by_field: dict[str, list[int]] = {}
