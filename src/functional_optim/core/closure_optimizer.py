@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import optree
 import torch
 from torch import Tensor
 
@@ -25,6 +24,8 @@ from functional_optim.core.flat_vector import (
 )
 from functional_optim.core.format import format_value
 from functional_optim.core.hyper import build, hash_key
+from functional_optim.core.stage_defaults import no_check
+from functional_optim.core.tree import tensors_in
 
 Point = Sequence[Tensor]
 """Values of all parameters."""
@@ -42,10 +43,6 @@ class ClosureProblem(NamedTuple):
     """Return ``point + t * direction`` for a number ``t`` and a flat vector ``direction``."""
     read: Callable[[Point], Point]
     """Return the point after its evaluation: a closure may project parameters in place."""
-
-
-def _accept(hyper: Any) -> None:
-    """Accept any combination of values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +66,7 @@ class ClosureRule:
     step: Callable[..., tuple[Point, Any]]
     vector: Callable[[Any], Tensor | None]
     bounds: tuple[tuple[str, Interval], ...] = ()
-    check: Callable[[Any], None] = _accept
+    check: Callable[[Any], None] = no_check
 
     def __call__(self, **values: Any) -> "ClosureOptimizer":
         """Return the optimizer with these hyper-parameters."""
@@ -187,7 +184,7 @@ class ClosureOptimizer:
         tree = flatten_params(params, self.namespace)
         own = self.replace(**hyper) if hyper else self
         given = [] if grads is None else [one for one in tree.gradients(grads) if one is not None]
-        every = [*tree.params, *given, *_tensors_in((state, loss))]
+        every = [*tree.params, *given, *tensors_in((state, loss))]
         numbers = [tuple(hyper.values()), tuple(own.values)]
         refuse_derivative(f"a step of {self.rule.name}", every, (), numbers)
         self.require_state(state, tree.checksum, tree.numel)
@@ -247,17 +244,13 @@ def _problem(tree: FlatVector, like: Any, function: ValueAndGrad, namespace: str
         with torch.enable_grad():
             result: Any = function(tree.unflatten([one.detach() for one in point], like, namespace))
             if is_grad_enabled:
-                refuse_derivative("a step by value_and_grad", _tensors_in(result), (), ())
+                refuse_derivative("a step by value_and_grad", tensors_in(result), (), ())
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise TypeError(f"value_and_grad must return (loss, grads), got {format_value(result)}")
         loss, grads = result
         return float(loss), flatten_grads(point, tree.gradients(grads))
 
     return ClosureProblem(evaluate, add_direction, lambda point: point)
-
-
-def _tensors_in(value: Any) -> list[Tensor]:
-    return [one for one in optree.tree_leaves(value) if isinstance(one, Tensor)]
 
 
 def refuse_closure(given: Any, what: str) -> None:

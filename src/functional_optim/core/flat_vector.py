@@ -12,6 +12,7 @@ from torch import Tensor
 from functional_optim.core.checks import check_fit, check_params
 from functional_optim.core.dtensors import is_dtensor
 from functional_optim.core.tree import flatten, flatten_like, path_name, unflatten
+from functional_optim.core.views import complex_view, real_view
 
 
 class FlatVector(NamedTuple):
@@ -136,10 +137,10 @@ def add_direction(
     found = []
     start = 0
     for param in params:
-        real = torch.view_as_real(param.resolve_conj()) if param.is_complex() else param
+        real = real_view(param)
         part = direction[start : start + real.numel()].view(real.shape)
         # The flat vector may have a wider dtype than the parameter.
         added = torch.add(real, part, alpha=float(step)).to(real.dtype)
-        found.append(torch.view_as_complex(added) if param.is_complex() else added)
+        found.append(complex_view(added) if param.is_complex() else added)
         start += real.numel()
     return found

@@ -17,6 +17,7 @@ from functional_optim.core.meta_init import MetaLikeMode
 from functional_optim.core.stage import Rule, Stage
 from functional_optim.core.state import LeafState, map_state, state_tensors
 from functional_optim.core.state_init import cache_plain, init_leaf, init_stand_in
+from functional_optim.core.tree import tensors_in
 
 _FACTORIES = frozenset(
     {
@@ -52,21 +53,11 @@ class _ValueTracker(TorchFunctionMode):
     ) -> Any:
         """Run a function, and record if its results depend on the values."""
         result = func(*args, **(kwargs or {}))
-        inputs = _tensors_in((args, kwargs))
-        outputs = inputs if result is None else _tensors_in(result)  # None: it wrote to its inputs
+        inputs = tensors_in((args, kwargs))
+        outputs = inputs if result is None else tensors_in(result)  # None: it wrote to its inputs
         depends = func not in _FACTORIES | _FILLING and any(one in self for one in inputs)
         self._seen.update({id(one): (one, depends) for one in outputs})
         return result
-
-
-def _tensors_in(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return [tensor for one in value for tensor in _tensors_in(one)]
-    return []
 
 
 Starts = tuple[tuple[bool, ...], ...]
@@ -174,10 +165,8 @@ def _add_changed(
     param: Tensor,
 ) -> Starts:
     """Return ``wanted``, also True for tensors whose initial values changed with ``hypers``."""
-    for stage, one, other in zip(stages, hypers, before, strict=True):
-        if one is not other and stage.stateful:
-            break
-    else:
+    pairs = zip(stages, hypers, before, strict=True)
+    if not any(stage.stateful and one is not other for stage, one, other in pairs):
         return wanted
     small = (1,) * param.dim()  # compared on a parameter of one element
     numbers = [_initial_values(stages, own, small, param.dtype) for own in (hypers, before)]

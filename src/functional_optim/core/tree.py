@@ -3,6 +3,7 @@
 from typing import Any
 
 import optree
+from torch import Tensor
 
 from functional_optim.core.state import LeafState, State
 
@@ -14,6 +15,11 @@ def flatten(tree: Any, namespace: str) -> tuple[list[Any], optree.PyTreeSpec]:
     """Return the leaves, including None, and the structure of a tree."""
     leaves, spec = optree.tree_flatten(tree, none_is_leaf=True, namespace=namespace)
     return leaves, spec
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """Return the tensors in a tree, in order."""
+    return [one for one in optree.tree_leaves(tree) if isinstance(one, Tensor)]
 
 
 def leaf_paths(params: Any, namespace: str = "") -> list[Path]:
