@@ -47,8 +47,6 @@ class EntryLayout(NamedTuple):
     """The fields of each stage."""
     every: tuple[_FieldKeys, ...]
     """The fields of all stages."""
-    wanted: frozenset[str]
-    """The keys of all fields."""
     gates: tuple[tuple[str, str], ...]
     """The keys of the counts of each gate."""
     counts: frozenset[str]
@@ -81,8 +79,9 @@ def _compute_layout(
     classes = tuple(stage.state if stage.stateful else None for stage in stages)
     dtypes = {key: one.dtype for one in every if one.dtype is not None for key in one.keys}
     counts, keys = tuple(chain.from_iterable(gates)), [key for one in every for key in one.keys]
-    wanted, every_key = frozenset(keys), ("step", *counts, *keys)
-    return EntryLayout(classes, found, every, wanted, gates, frozenset(counts), every_key, dtypes)
+    return EntryLayout(
+        classes, found, every, gates, frozenset(counts), ("step", *counts, *keys), dtypes
+    )
 
 
 entry_layout = cache_plain(_compute_layout)
@@ -93,13 +92,6 @@ def _keys(name: str, tensors: int | None) -> tuple[str, ...]:
     if tensors is None or tensors == 1:
         return (name,)
     return tuple(f"{name}[{index}]" for index in range(tensors))
-
-
-def entry_dtypes(
-    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
-) -> Mapping[str, torch.dtype]:
-    """Return the dtypes of the state tensors of a parameter by key."""
-    return entry_layout(stages, hypers, shape, dtype).dtypes
 
 
 def to_entries(
@@ -149,7 +141,7 @@ def from_entries(
     """
     if layout is None:
         layout = entry_layout(stages, hypers, param.shape, param.dtype)
-    counts, wanted = layout.counts, layout.wanted
+    counts, wanted = layout.counts, layout.dtypes.keys()
     # As in torch, entries of an option that is off now are ignored.
     odd = entries.keys() - layout.every_key
     unused = {key for key in odd if any(field.is_unused(key) for field in layout.every)}

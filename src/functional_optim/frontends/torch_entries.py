@@ -14,7 +14,6 @@ from functional_optim.core.state_init import init_leaf
 from functional_optim.core.state_reinit import reinit_state
 from functional_optim.core.torch_state import (
     EntryLayout,
-    entry_dtypes,
     entry_layout,
     from_entries,
     has_begun,
@@ -175,7 +174,7 @@ def restore_form(
     is_stored = plain_stages(stages) != tuple(stages)
     for k, (entries, param) in enumerate(zip(loaded, group["params"], strict=True)):
         given = {name: one.dtype for name, one in entries.items() if isinstance(one, Tensor)}
-        dtypes = entry_dtypes(stages, hypers, param.shape, param.dtype)
+        dtypes = entry_layout(stages, hypers, param.shape, param.dtype).dtypes
         as_kept = dtypes.items() <= given.items() and dtypes.keys() >= {*find_extras(given, ())}
         if is_stored and given.keys() - {"step"} and not as_kept:
             state = from_any_storage(

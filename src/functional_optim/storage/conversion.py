@@ -13,7 +13,7 @@ from torch import Tensor
 
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
-from functional_optim.core.torch_state import entry_dtypes, from_entries
+from functional_optim.core.torch_state import entry_layout, from_entries
 from functional_optim.storage.layout import field_name
 from functional_optim.storage.param_storage import EXTRAS, extras_for
 from functional_optim.storage.state_storage import BLOCK, STATE_STORAGES
@@ -59,7 +59,7 @@ def plain_form(
             stored = True
         else:
             values.append(hyper)
-    dtypes = entry_dtypes(plain, values, shape, torch.float32 if stored else dtype)
+    dtypes = entry_layout(plain, values, shape, torch.float32 if stored else dtype).dtypes
     return PlainForm(plain, tuple(values), dtypes, stored, extras)
 
 
@@ -175,8 +175,8 @@ def encode_entries(
         for stage in stages:
             assert isinstance(stage, Stored), "all stages of a stored chain are stored"
             layout = stage.layout
-            count = len(layout.plan.stages)
-            storage = layout.plan.param
+            count = len(layout.stages)
+            storage = layout.param
             extras = extras_for(storage, param.detach(), kept) if layout.extras else ()
             encoded.append(layout.encode_states(extras, left[:count], wide))
             left = left[count:]

@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim.core.links import state_names
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, field_tensors
-from functional_optim.core.state_init import init_leaf
+from functional_optim.core.state_init import init_like
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.tree import params_of
 from functional_optim.storage.param_storage import PARAM_STORAGES
@@ -142,11 +142,9 @@ def describe(optimizer: Optimizer, params: Any) -> Description:
         if leaf is None:
             continue
         numel += leaf.numel()
-        with torch.no_grad():
-            shadow = torch.empty_like(leaf, device="meta")
-            state = init_leaf(chain.stages, chain.hypers, shadow)
+        state = init_like(chain.stages, chain.hypers, leaf.shape, leaf.dtype)
         for name in _NOT_STATE:
-            count(name, shadow)
+            count(name, leaf)
         count("step", state.step)
         for name, tensor in _named_tensors(chain.stages, state):
             count(name, tensor)

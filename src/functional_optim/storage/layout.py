@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -43,8 +44,9 @@ class KeptField(NamedTuple):
     """The stream of the random bits of the field."""
 
 
-class LayoutSource(NamedTuple):
-    """Hashable description from which a layout is built."""
+@dataclass(frozen=True)
+class Layout:
+    """Functions of a stored stage. Equal layouts are one object: see :func:`layout_of`."""
 
     stages: tuple[Stage, ...]
     """Run in order, in float32: either one transform, or all stages from here on."""
@@ -57,28 +59,19 @@ class LayoutSource(NamedTuple):
     device: str | None
     """Device of the state; None for the device of the parameter."""
 
-
-class Layout:
-    """Functions of a stored stage.
-
-    Each plan has one Layout object, so that stages with the same plan are equal.
-    """
-
-    def __init__(self, plan: LayoutSource) -> None:
-        self.plan = plan
-
     def __reduce__(self) -> Any:
-        return layout_of, (self.plan,)
+        own = self.stages, self.names, self.param, self.kept, self.seed, self.device
+        return layout_of, own
 
     @property
     def transforms(self) -> bool:
         """Return True if the stage is a transform, which cannot write to the parameter."""
-        return isinstance(self.plan.stages[-1], Transform)
+        return isinstance(self.stages[-1], Transform)
 
     @cached_property
     def extras(self) -> tuple[str, ...]:
         """The fields of the state that belong to the storage of the parameter."""
-        return () if self.transforms else self.plan.param.extras
+        return () if self.transforms else self.param.extras
 
     @cached_property
     def state(self) -> Any:
@@ -89,73 +82,70 @@ class Layout:
         return state_class(fields) if fields else tuple[()]
 
     @cached_property
+    def _named(self) -> list[tuple[str, Stage, str]]:
+        """The name of each hyper-parameter in the stored stage, its stage, and its name there."""
+        return [
+            (name, stage, field)
+            for stage, names in zip(self.stages, self.names, strict=True)
+            for field, name in zip(field_types(stage.hyper), names, strict=True)
+        ]
+
+    @cached_property
     def hyper(self) -> Any:
         """The class of the hyper-parameters of all stages, each name once."""
-        kinds: dict[str, Any] = {}
-        for stage, names in zip(self.plan.stages, self.plan.names, strict=True):
-            kinds.update(zip(names, field_types(stage.hyper).values(), strict=True))
+        kinds = {name: field_types(stage.hyper)[field] for name, stage, field in self._named}
         return record_class(
             "StoredHyper",
             list(kinds),
             list(kinds.values()),
-            self.plan,
+            self,
             __reduce__=lambda hyper: (_hyper, (self, tuple(hyper))),
         )
 
     @cached_property
     def bounds(self) -> tuple[tuple[str, Interval], ...]:
         """The bounds of all hyper-parameters, by their names in the stored stage."""
-        return tuple(
-            {
-                name: dict(stage.bounds)[field]
-                for stage, names in zip(self.plan.stages, self.plan.names, strict=True)
-                for field, name in zip(field_types(stage.hyper), names, strict=True)
-                if field in dict(stage.bounds)
-            }.items()
-        )
+        found = [(name, dict(stage.bounds).get(field)) for name, stage, field in self._named]
+        return tuple({name: one for name, one in found if one is not None}.items())
 
     @cached_property
     def state_depends_on(self) -> tuple[str, ...]:
         """The hyper-parameters on which the fields of the states depend."""
-        found: dict[str, None] = {}
-        for stage, names in zip(self.plan.stages, self.plan.names, strict=True):
-            own = dict(zip(field_types(stage.hyper), names, strict=True))
-            found.update(dict.fromkeys(own[field] for field in field_hypers(stage)))
-        return tuple(found)
+        found = [name for name, stage, field in self._named if field in field_hypers(stage)]
+        return tuple(dict.fromkeys(found))
 
     def hypers(self, hyper: Any) -> list[Any]:
         """Return the Hyper of each stage."""
         return [
             stage.hyper(*(getattr(hyper, name) for name in names))
-            for stage, names in zip(self.plan.stages, self.plan.names, strict=True)
+            for stage, names in zip(self.stages, self.names, strict=True)
         ]
 
     def made_of(self, hyper: Any) -> tuple[tuple[Link, ...], dict[str, Any]]:
         """Return the links that were stored, and the arguments of ``stored`` without defaults."""
-        plan = self.plan
-        links = tuple(map(Link, plan.stages, self.hypers(hyper)))
+        links = tuple(map(Link, self.stages, self.hypers(hyper)))
         names = {one.name: one.storage.name for one in self._fields()}
         arguments = {
-            "param": plan.param.name,
-            "seed": plan.seed,
-            "state_device": plan.device,
+            "param": self.param.name,
+            "seed": self.seed,
+            "state_device": self.device,
             "state": {field: name for field, name in names.items() if name != PLAIN},
         }
         return links, {name: one for name, one in arguments.items() if one and one != PLAIN}
 
     def check(self, hyper: Any) -> None:
         """Let each stage check its hyper-parameters. A shared name has the bounds of all stages."""
-        for stage, one in zip(self.plan.stages, self.hypers(hyper), strict=True):
+        for stage, one in zip(self.stages, self.hypers(hyper), strict=True):
             build(stage.name, stage.hyper, stage.bounds, stage.check, one._asdict())
 
     @cached_property
     def block_size(self) -> int:
         """The number of elements of a block. Raise ValueError if blocks do not fit together."""
-        own = block_size_of(self.plan.stages)
+        own = block_size_of(self.stages)
         blocks = math.lcm(*(one.storage.granularity for one in self._fields()))
         if blocks > 1 and blocks % own != 0:
             raise ValueError(
-                f"{self.plan.stages[-1].name}: its stages work in blocks of {own} elements, which "
+                f"{self.stages[-1].name}: its stages work in blocks of {own} elements, which "
                 f"are no divisor of the {blocks} elements of a block of 8-bit state; keep this "
                 "state in float32 or bfloat16"
             )
@@ -165,22 +155,22 @@ class Layout:
     def stochastic(self) -> bool:
         """Return True if the parameter or a field is rounded stochastically."""
         fields = any(one.storage.stochastic for one in self._fields())
-        return fields or (self.plan.param.stochastic and not self.transforms)
+        return fields or (self.param.stochastic and not self.transforms)
 
     def coefficients(self, step: float, hyper: Any) -> Any:
         """Return the coefficients of all stages in order, and the salt of the step."""
         made = [
             stage.coefficients(step, one)
-            for stage, one in zip(self.plan.stages, self.hypers(hyper), strict=True)
+            for stage, one in zip(self.stages, self.hypers(hyper), strict=True)
         ]
         cls = _coefficients_class(tuple(type(one) for one in made), self.stochastic)
         values = [value for one in made for value in one]
-        return cls(*values, *([salt(step, self.plan.seed)] if self.stochastic else []))
+        return cls(*values, *([salt(step, self.seed)] if self.stochastic else []))
 
     def init(self, param: Tensor, hyper: Any) -> Any:
         """Return the encoded state before the first step."""
         first = partial(self._first, hypers=self.hypers(hyper))
-        is_cut = all(one.kind == "pointwise" for one in self.plan.stages)
+        is_cut = all(one.kind == "pointwise" for one in self.stages)
         with torch.no_grad():
             if is_cut and can_init_in_pieces(param):
                 encoded = init_in_pieces(first, param, self.block_size)
@@ -192,8 +182,8 @@ class Layout:
     def _first(self, param: Tensor, hypers: Sequence[Any]) -> Any:
         """Return the encoded state of a parameter, or of some of its elements."""
         wide = param.to(torch.float32)
-        extras = self.plan.param.encode(wide, None)[1] if self.extras else ()
-        pairs = zip(self.plan.stages, hypers, strict=True)
+        extras = self.param.encode(wide, None)[1] if self.extras else ()
+        pairs = zip(self.stages, hypers, strict=True)
         states = [stage.init(wide, one) for stage, one in pairs]
         self._check_shapes(states, wide)
         return self._encode(extras, states, None)
@@ -218,7 +208,7 @@ class Layout:
         """
         left = iter(values[len(self.extras) :])
         states: list[Any] = []
-        for stage, fields in zip(self.plan.stages, self.plan.kept, strict=True):
+        for stage, fields in zip(self.stages, self.kept, strict=True):
             decoded: list[Any] = []
             for one in fields:
                 parts = [next(left) for _ in one.storage.suffixes]
@@ -232,25 +222,22 @@ class Layout:
     def rule(self, param: Tensor, grad: Tensor, state: Any, c: Any) -> tuple[Tensor, Any]:
         """Step all stages."""
         with torch.no_grad():
-            values = self._to_param_device(param.device, state)
-            wide = self.plan.param.decode(param, tuple(values[: len(self.extras)]))
+            wide, before_all = self._decode(param, state)
             start = grad = raw = grad.to(torch.float32)
             states = []
-            parts = zip(self.plan.stages, self.decode_states(values), c.split(c), strict=True)
+            parts = zip(self.stages, before_all, c.split(c), strict=True)
             for stage, before, own in parts:
                 wide, grad, after = call_stage(stage, wide, grad, before, own, raw=raw)
                 states.append(after)
             noise = Noise.of(start, getattr(c, SALT)) if self.stochastic else None
-            made, extras = self.plan.param.encode(wide, noise)
+            made, extras = self.param.encode(wide, noise)
             return made, self._to_state_device(self._encode(extras, states, noise))
 
     def view(self, param: Tensor, state: Any, hyper: Any) -> Tensor:
         """Return the view of the last stage that has a view, in the dtype of the parameter."""
         with torch.no_grad():
-            values = self._to_param_device(param.device, state)
-            wide = self.plan.param.decode(param, tuple(values[: len(self.extras)]))
-            states = self.decode_states(values)
-            parts = zip(self.plan.stages, states, self.hypers(hyper), strict=True)
+            wide, states = self._decode(param, state)
+            parts = zip(self.stages, states, self.hypers(hyper), strict=True)
             stage, own, one = [part for part in parts if part[0].view is not None][-1]
             assert stage.view is not None
             return stage.view(wide, own, one).to(param.dtype)
@@ -263,12 +250,12 @@ class Layout:
         A leading transform returns the gradient in its original dtype, since stages that are not
         stored may come after it. A change of sign loses no digits.
         """
-        (stage,) = self.plan.stages
+        (stage,) = self.stages
         assert isinstance(stage, Transform)
         with torch.no_grad():
             start = grad.to(torch.float32)
             seen: Any = param.to(torch.float32)
-            if self.plan.param.extras:
+            if self.param.extras:
                 seen = UnavailableParam(stage.name)
             (one,) = self.decode_states(self._to_param_device(param.device, state))
             *total, raw = given if stage.raw else (*given, None)
@@ -281,29 +268,35 @@ class Layout:
 
     def measure(self, grad: Tensor) -> Tensor:
         """Return what the gradient adds to the total of the transform, computed in float32."""
-        (stage,) = self.plan.stages
+        (stage,) = self.stages
         assert isinstance(stage, Transform)
         assert stage.measure is not None
         return stage.measure(grad.to(torch.float32))
 
     def _fields(self) -> Iterator[KeptField]:
-        for fields in self.plan.kept:
+        for fields in self.kept:
             yield from fields
 
+    def _decode(self, param: Tensor, state: Any) -> tuple[Tensor, list[Any]]:
+        """Return the parameter, and the states of the stages, in float32."""
+        values = self._to_param_device(param.device, state)
+        wide = self.param.decode(param, tuple(values[: len(self.extras)]))
+        return wide, self.decode_states(values)
+
     def _to_param_device(self, device: torch.device, state: Any) -> list[Any]:
-        if self.plan.device is None:
+        if self.device is None:
             return list(state)
         return [_to_device(value, device) for value in state]
 
     def _to_state_device(self, state: Any) -> Any:
-        if self.plan.device is None or state == ():
+        if self.device is None or state == ():
             return state
-        return self.state(*(_to_device(value, torch.device(self.plan.device)) for value in state))
+        return self.state(*(_to_device(value, torch.device(self.device)) for value in state))
 
     def _encode(self, extras: Sequence[Tensor], states: Sequence[Any], noise: Noise | None) -> Any:
         """Return an encoded state, from which :meth:`decode_states` returns the states."""
         values: list[Any] = list(extras)
-        for fields, state in zip(self.plan.kept, states, strict=True):
+        for fields, state in zip(self.kept, states, strict=True):
             for one, value in zip(fields, state, strict=True):
                 encode, stream = one.storage.encode, one.stream
                 if one.many:
@@ -319,7 +312,7 @@ class Layout:
         Raises:
             ValueError: a tensor has another shape. The error names the field.
         """
-        for stage, fields, state in zip(self.plan.stages, self.plan.kept, states, strict=True):
+        for stage, fields, state in zip(self.stages, self.kept, states, strict=True):
             for one, value in zip(fields, state, strict=True):
                 for tensor in value if one.many else []:
                     if one.storage.name != "float32" and tensor.shape != param.shape:
@@ -336,13 +329,14 @@ def _to_device(value: Any, device: torch.device) -> Any:
     return value.to(device)
 
 
-def layout_of(plan: LayoutSource) -> Layout:
-    """Return the only Layout of a plan, since its methods are compared by identity."""
-    # Plans are immutable, and setdefault is one atomic operation, so this is thread-safe.
-    return _LAYOUTS.setdefault(plan, Layout(plan))
+def layout_of(*values: Any) -> Layout:
+    """Return the only Layout with these values, since its methods are compared by identity."""
+    # Layouts are immutable, and setdefault is one atomic operation, so this is thread-safe.
+    made = Layout(*values)
+    return _LAYOUTS.setdefault(made, made)
 
 
-_LAYOUTS: dict[LayoutSource, Layout] = {}
+_LAYOUTS: dict[Layout, Layout] = {}
 
 
 def _hyper(layout: Layout, values: tuple[Any, ...]) -> Any:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -79,10 +79,15 @@ def mapped_state(optimizer: Optimizer, params: Any, directory: str | os.PathLike
     require_one_chain(optimizer, "mapped_state")
     leaves, spec, paths = params_of(optimizer, params)
     names = [path_name(path) for path in paths]
-    hypers = optimizer.hypers_for(params)
-    shadows = [_meta_state(optimizer, own, leaf) for own, leaf in zip(hypers, leaves, strict=True)]
-    _require_cpu(optimizer, leaves, names)
-    plan, sizes = _plan_files(optimizer, names, shadows)
+    named = {name: leaf for name, leaf in zip(names, leaves, strict=True) if leaf is not None}
+    hypers = dict(zip(names, optimizer.hypers_for(params), strict=True))
+    _require_cpu(optimizer, named)
+    with torch.no_grad():
+        shadows = {
+            name: init_leaf(optimizer.stages, hypers[name], torch.empty_like(leaf, device="meta"))
+            for name, leaf in named.items()
+        }
+    plan, sizes = _plan_files(optimizer, shadows)
     folder = Path(directory)
     manifest = {"version": _VERSION, "leaves": plan, "files": sizes}
     is_new = not (folder / MANIFEST).exists()
@@ -90,42 +95,23 @@ def mapped_state(optimizer: Optimizer, params: Any, directory: str | os.PathLike
         if not is_new:
             _check_files(folder, manifest)
         files = {name: _map_file(folder / name, *size) for name, size in sizes.items()}
-        states: list[LeafState | None] = []
-        for i, (leaf, name, shadow) in enumerate(zip(leaves, names, shadows, strict=True)):
-            if shadow is None:
-                states.append(None)
-                continue
-            state = _view_state(shadow, plan[name], files)
-            if is_new:
-                with torch.no_grad():
-                    _write_nonzeros(state, init_leaf(optimizer.stages, hypers[i], leaf))
-            states.append(state)
+        states = {name: _view_state(one, plan[name], files) for name, one in shadows.items()}
         if is_new:
+            with torch.no_grad():
+                for name, leaf in named.items():
+                    start = init_leaf(optimizer.stages, hypers[name], leaf)
+                    _write_nonzeros(states[name], start)
             # The manifest is written last, and atomically: if it exists, the files are complete.
             draft = folder / _DRAFT
             draft.write_text(json.dumps(manifest, indent=1))
             draft.replace(folder / MANIFEST)
-    return State(spec.unflatten(states))
+    return State(spec.unflatten(map(states.get, names)))
 
 
-def _meta_state(
-    optimizer: Optimizer, hypers: Sequence[Any], leaf: Tensor | None
-) -> LeafState | None:
-    """Return the state of a leaf as meta tensors."""
-    if leaf is None:
-        return None
-    with torch.no_grad():
-        return init_leaf(optimizer.stages, hypers, torch.empty_like(leaf, device="meta"))
-
-
-def _require_cpu(
-    optimizer: Optimizer, leaves: Sequence[Tensor | None], names: Sequence[str]
-) -> None:
-    for leaf, name in zip(leaves, names, strict=True):
+def _require_cpu(optimizer: Optimizer, leaves: Mapping[str, Tensor]) -> None:
+    for name, leaf in leaves.items():
         for stage in optimizer.stages:
-            if leaf is None or not stage.stateful:
-                continue
-            if leaf.device.type != "cpu" and stage.state_device != "cpu":
+            if stage.stateful and leaf.device.type != "cpu" and stage.state_device != "cpu":
                 raise ValueError(
                     f"the parameter at {name!r} is on {leaf.device}, and {stage.name} keeps its "
                     "state there; files are mapped into the CPU's memory: use "
@@ -138,7 +124,7 @@ def _tensors(state: LeafState) -> list[Tensor]:
 
 
 def _plan_files(
-    optimizer: Optimizer, names: Sequence[str], shadows: Sequence[LeafState | None]
+    optimizer: Optimizer, shadows: Mapping[str, LeafState]
 ) -> tuple[dict[str, list[_TensorRecord]], dict[str, tuple[str, int]]]:
     """Return the records of each leaf, the step count first, and dtype and length of each file."""
     ends: dict[str, tuple[str, int]] = {}
@@ -153,9 +139,7 @@ def _plan_files(
         stride = torch.empty_like(tensor, device="meta").stride()
         return _TensorRecord(file, dtype, start, list(tensor.shape), list(stride))
 
-    for name, shadow in zip(names, shadows, strict=True):
-        if shadow is None:
-            continue
+    for name, shadow in shadows.items():
         plan[name] = [append(_STEP, shadow.step)]
         for index, one in enumerate(shadow.stages):
             for field, value in zip(getattr(one, "_fields", ()), one, strict=True):

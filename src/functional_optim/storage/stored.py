@@ -20,7 +20,6 @@ from functional_optim.storage.layout import (
     PLAIN,
     KeptField,
     Layout,
-    LayoutSource,
     field_name,
     layout_of,
 )
@@ -45,7 +44,7 @@ class Stored:
         return "stored", *self.layout.made_of(hyper)
 
     def parts(self) -> tuple[Stage, ...]:
-        return self.layout.plan.stages
+        return self.layout.stages
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -317,9 +316,7 @@ def _layout(
             many = field_types(stage.state)[field] is not Tensor
             own.append(KeptField(field_name(name), many, storage, stream))
         kept.append(tuple(own))
-    layout = layout_of(
-        LayoutSource(stages, tuple(names[i] for i in group), param, tuple(kept), seed, device)
-    )
+    layout = layout_of(stages, tuple(names[i] for i in group), param, tuple(kept), seed, device)
     parts = [*layout.extras]
     parts += [one.name + suffix for row in kept for one in row for suffix in one.storage.suffixes]
     twice = [name for name in parts if parts.count(name) > 1]
@@ -332,9 +329,8 @@ def _layout(
 
 
 def _stored_stage(layout: Layout) -> Stage:
-    plan = layout.plan
-    last = plan.stages[-1]
-    kinds: list[Kind] = [stage.kind for stage in plan.stages]
+    last = layout.stages[-1]
+    kinds: list[Kind] = [stage.kind for stage in layout.stages]
     common: dict[str, Any] = {
         "name": f"stored_{last.name}",
         "hyper": layout.hyper,
@@ -345,15 +341,17 @@ def _stored_stage(layout: Layout) -> Stage:
         "bounds": layout.bounds,
         "check": layout.check,
         "kind": "per_matrix" if "per_matrix" in kinds else "pointwise",
-        "takes_dtensors": all(one.takes_dtensors for one in plan.stages if one.kind != "pointwise"),
+        "takes_dtensors": all(
+            one.takes_dtensors for one in layout.stages if one.kind != "pointwise"
+        ),
         "granularity": layout.block_size,
-        "dtypes": (plan.param.dtype,),
+        "dtypes": (layout.param.dtype,),
         "differentiable": False,
-        "state_device": plan.device,
+        "state_device": layout.device,
         "layout": layout,
     }
     if isinstance(last, Rule):
-        has_view = any(stage.view is not None for stage in plan.stages)
+        has_view = any(stage.view is not None for stage in layout.stages)
         return StoredRule(rule=layout.rule, view=layout.view if has_view else None, **common)
     assert isinstance(last, Transform)
     measure: Callable[[Tensor], Tensor] | None = layout.measure if is_measured(last) else None
@@ -363,10 +361,10 @@ def _stored_stage(layout: Layout) -> Stage:
 
 
 def _link(layout: Layout, links: Sequence[Link]) -> Link:
-    values: dict[str, Any] = {}
-    for names, link in zip(layout.plan.names, links, strict=True):
-        values.update(zip(names, link.hyper, strict=True))
-    return _stored_stage(layout)(**values)
+    pairs = zip(layout.names, links, strict=True)
+    return _stored_stage(layout)(
+        **{k: v for names, link in pairs for k, v in zip(names, link.hyper, strict=True)}
+    )
 
 
 def _move(change: Change, links: Links, names: Sequence[tuple[str, ...]], before: int) -> Change:

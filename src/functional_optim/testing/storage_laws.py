@@ -70,9 +70,9 @@ def stored_is_bounded(plain: Subject, kept: Subject, run: Run) -> None:
         params, state = narrow.update(params, grads, state)
         found, found_state = _decode(narrow.stages, params, state)
         for name in run.names:
-            bound = PARAM_BOUNDS[_layouts(narrow.stages)[-1].plan.param.name]
+            bound = PARAM_BOUNDS[_layouts(narrow.stages)[-1].param.name]
             _require_near(f"the parameter {name!r}", found[name], want[name], bound)
-            rows = [row for one in _layouts(narrow.stages) for row in one.plan.kept]
+            rows = [row for one in _layouts(narrow.stages) for row in one.kept]
             pairs = zip(
                 itertools.chain.from_iterable(rows),
                 _tensors(found_state.leaves[name]),
@@ -107,7 +107,7 @@ def _decode(stages: Sequence[Stage], params: Params, state: State) -> tuple[Para
     for name, param in params.items():
         leaf = state.leaves[name]
         extras = tuple(leaf.stages[-1][: len(of_param.extras)])
-        wide[name] = of_param.plan.param.decode(param, extras)
+        wide[name] = of_param.param.decode(param, extras)
         plain: list[Any] = []
         for layout, values in zip(layouts, leaf.stages, strict=True):
             plain += layout.decode_states(values)

@@ -12,7 +12,7 @@ from functional_optim.core.stage import block_size_of, in_full_blocks
 from functional_optim.core.state import LeafState, map_state
 from functional_optim.core.state_init import init_leaf
 from functional_optim.core.state_reinit import reinit_state
-from functional_optim.core.torch_state import entry_dtypes, from_entries, to_entries
+from functional_optim.core.torch_state import entry_layout, from_entries, to_entries
 from functional_optim.frontends.recipe import GroupChain
 from functional_optim.optimizer.bound_buffer import copy_states, has_flat_state
 from functional_optim.plan.step_counts import is_step_count
@@ -130,7 +130,9 @@ class LocalShard:
 
     def missing_entries(self, chain: GroupChain) -> list[str]:
         """Return the names of the entries that a chain needs and the state does not have."""
-        wanted = entry_dtypes(chain.stages, chain.hypers, self.tensor.shape, self.tensor.dtype)
+        wanted = entry_layout(
+            chain.stages, chain.hypers, self.tensor.shape, self.tensor.dtype
+        ).dtypes
         return [] if self.state is None else [name for name in wanted if name not in self.state]
 
     def state_for(self, chain: GroupChain) -> LeafState:
