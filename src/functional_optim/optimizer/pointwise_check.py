@@ -1,7 +1,7 @@
 """Check of pointwise chains: ``rule(concat) == concat(rule)`` for a few elements."""
 
 from dataclasses import replace
-from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,31 +34,22 @@ def require_pointwise(optimizer: Optimizer) -> None:
         return
     if any(stage.dtypes or stage.granularity > 1 for stage in stages):
         return
-    # Overrides only change numbers, and may select no leaf in a tree of one tensor.
-    _check(_ChainKey(replace(optimizer, executor="reference", overrides=())))
+    values = [value for link in optimizer.links for value in link.hyper]
+    key = (
+        stages,
+        tuple(bool(one) if isinstance(one, (bool, int, float)) else None for one in values),
+    )
+    if key not in _CHECKED:
+        # Overrides only change numbers, and may select no leaf in a tree of one tensor.
+        _check(replace(optimizer, executor="reference", overrides=()))
+        _CHECKED.add(key)
 
 
-class _ChainKey:
-    """A chain that equals other chains with the same stages and the same zero numbers."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        hypers = [value for link in optimizer.links for value in link.hyper]
-        self._key = (
-            optimizer.stages,
-            tuple(bool(one) if isinstance(one, (bool, int, float)) else None for one in hypers),
-        )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ChainKey) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
+_CHECKED: set[Any] = set()
+"""Chains that are pointwise: their stages, and which of their numbers are not zero."""
 
 
-@lru_cache(maxsize=256)
-def _check(key: _ChainKey) -> None:
-    optimizer = key.optimizer
+def _check(optimizer: Optimizer) -> None:
     for count in range(2, len(_PARAM) + 1):
         for steps in range(1, len(_GRADS) + 1):
             whole = _run(optimizer, slice(0, count), steps)

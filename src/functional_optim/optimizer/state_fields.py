@@ -1,8 +1,8 @@
 """Single fields of the state of an optimizer, as trees like params."""
 
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import optree
 from torch import Tensor
@@ -14,7 +14,7 @@ from functional_optim.core.links import state_names
 from functional_optim.core.local_shards import check_same_places
 from functional_optim.core.scalars import concrete
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import LeafState, State, field_tensors
+from functional_optim.core.state import LeafState, State, field_tensors, map_state
 from functional_optim.core.tree import flatten_like, path_name
 from functional_optim.optimizer import Optimizer
 
@@ -22,17 +22,6 @@ STEP = "step"
 _INDEXED = re.compile(r"(.+)\[(\d+)\]")
 
 _Stages = tuple[Stage, ...]
-
-
-class _FieldPosition(NamedTuple):
-    """Position of a field in the state of a leaf."""
-
-    name: str
-    stage: int | None
-    """The index of the stage, or None for the step count."""
-    field: str
-    part: int | None
-    """The index of the tensor, if the field has several tensors."""
 
 
 def state_field(optimizer: Optimizer, state: State, name: str, *, params: Any = None) -> Any:
@@ -63,9 +52,9 @@ def state_field(optimizer: Optimizer, state: State, name: str, *, params: Any = 
         {'w': tensor([0., 0.]), 'b': None}
     """
     leaves, spec, chains = _leaves(optimizer, state, params)
-    positions = _positions(chains, name)
+    _require_field(chains, name)
     found = [
-        _tensor(leaf, positions[chain], path_name(path))
+        _tensor(leaf, chain, name, path_name(path))
         for path, leaf, chain in zip(spec.paths(), leaves, chains, strict=True)
     ]
     return spec.unflatten(found)
@@ -104,48 +93,34 @@ def with_state_field(
         tensor([0.5000, 0.5000])
     """
     leaves, spec, chains = _leaves(optimizer, state, params)
-    positions = _positions(chains, name)
+    _require_field(chains, name)
     made: list[LeafState | None] = []
     news = flatten_like(spec, tree, name)
     for path, leaf, new, chain in zip(spec.paths(), leaves, news, chains, strict=True):
-        leaf_name, position = path_name(path), positions[chain]
-        old = _tensor(leaf, position, leaf_name)
+        leaf_name = path_name(path)
+        old = _tensor(leaf, chain, name, leaf_name)
         _check(f"{name} at {leaf_name!r}", old, new)
-        if leaf is None or old is None or position is None:
-            made.append(leaf)
-        else:
-            made.append(_replace(leaf, position, old, new))
+        made.append(leaf if leaf is None or old is None else _replace(leaf, old, new))
     return state._replace(leaves=spec.unflatten(made))
 
 
-def _positions(chains: Sequence[_Stages], name: str) -> dict[_Stages, _FieldPosition | None]:
-    """Return the position of a field in each chain or None; raise ValueError if no chain has it."""
-    found = {chain: _position(chain, name) for chain in {*chains}}
-    if not any(found.values()):
-        fields = [names for chain in {*chains} for names in state_names(chain)]
-        known = dict.fromkeys(one for names in fields for one in names)
+def _require_field(chains: Sequence[_Stages], name: str) -> None:
+    """Raise ValueError if no chain has the field."""
+    names = [own for chain in {*chains} for own in state_names(chain)]
+    known = dict.fromkeys(one for own in names for one in own)
+    if name != STEP and _split_index(name, known)[0] not in known:
         raise ValueError(
             f"this chain has no field of state {format_value(name)}; its state has "
             f"{', '.join([STEP, *known])}"
         )
-    return found
 
 
-def _position(stages: _Stages, name: str) -> _FieldPosition | None:
-    """Return the position of a field in a chain, if it has the field."""
-    known = {
-        full: (index, field)
-        for index, (stage, names) in enumerate(zip(stages, state_names(stages), strict=True))
-        for full, field in zip(names, stage.state._fields if names else (), strict=True)
-    }
-    if name == STEP:
-        return _FieldPosition(name, None, name, None)
-    if name in known:
-        return _FieldPosition(name, *known[name], None)
+def _split_index(name: str, known: Collection[str]) -> tuple[str, int | None]:
+    """Return the field and the index of a tensor in it, if ``name`` is ``field[index]``."""
     match = _INDEXED.fullmatch(str(name))
-    if match is not None and match[1] in known:
-        return _FieldPosition(name, *known[match[1]], int(match[2]))
-    return None
+    if match is not None and name not in known and match[1] in known:
+        return match[1], int(match[2])
+    return name, None
 
 
 def _leaves(
@@ -173,7 +148,7 @@ def _leaves(
             raise TypeError("leaves differ in their stages: give params=, the tree of parameters")
         chains = [one.stages for one in optimizer.chains_for(params)]
     for path, leaf, stages in zip(spec.paths(), leaves, chains, strict=True):
-        wanted = [stage.state if stage.stateful else tuple for stage in stages]
+        wanted = [stage.state_class for stage in stages]
         if leaf is None:
             continue
         if not isinstance(leaf, LeafState) or list(map(type, leaf.stages)) != wanted:
@@ -184,33 +159,32 @@ def _leaves(
     return leaves, spec, chains
 
 
-def _tensor(
-    leaf: LeafState | None, position: _FieldPosition | None, leaf_name: str
-) -> Tensor | None:
+def _tensor(leaf: LeafState | None, stages: _Stages, name: str, leaf_name: str) -> Tensor | None:
     """Return the tensor of a field, or None if the leaf has no such tensor.
 
     Raises:
         ValueError: the field has several tensors, and there is no index; or the field is one
             tensor, and there is an index.
     """
-    if leaf is None or position is None:
+    if leaf is None or name == STEP:
+        return None if leaf is None else leaf.step
+    values: dict[str, Any] = {}
+    for names, one in zip(state_names(stages), leaf.stages, strict=True):
+        values.update(zip(names, one, strict=True))
+    field, part = _split_index(name, values)
+    if field not in values:
         return None
-    if position.stage is None:
-        return leaf.step
-    name, value = position.name, getattr(leaf.stages[position.stage], position.field)
-    tensors = field_tensors(value)
-    if position.part is None and len(tensors) > 1:
+    tensors = field_tensors(values[field])
+    if part is None and len(tensors) > 1:
         parts = ", ".join(f"{name}[{part}]" for part in range(len(tensors)))
         raise ValueError(
             f"{name} at {leaf_name!r} is {len(tensors)} tensors; name one of them: {parts}"
         )
-    if position.part is not None and not isinstance(value, list):
+    if part is not None and not isinstance(values[field], list):
         raise ValueError(
-            f"{name} at {leaf_name!r}: the field is one tensor, and has no parts; name it "
-            f"{name.rpartition('[')[0]}"
+            f"{name} at {leaf_name!r}: the field is one tensor, and has no parts; name it {field}"
         )
-    part = position.part or 0
-    return tensors[part] if part < len(tensors) else None
+    return next(iter(tensors[part or 0 :]), None)
 
 
 def _check(label: str, old: Tensor | None, new: Any) -> None:
@@ -245,17 +219,10 @@ def _kind(tensor: Tensor) -> str:
     return "DTensor" if is_dtensor(tensor) else "Tensor"
 
 
-def _replace(leaf: LeafState, position: _FieldPosition, old: Tensor, new: Tensor) -> LeafState:
+def _replace(leaf: LeafState, old: Tensor, new: Tensor) -> LeafState:
     """Return the state of a leaf with a copy of ``new``, which has the strides of ``old``."""
     copy = match_strides(new.clone(), old)
-    if position.stage is None:
+    if old is leaf.step:
         return leaf._replace(step=copy)
-    before = leaf.stages[position.stage]
-    value = getattr(before, position.field)
-    if isinstance(value, list):
-        value = [copy if part == (position.part or 0) else one for part, one in enumerate(value)]
-    else:
-        value = copy
-    after = before._replace(**{position.field: value})
-    stages = (*leaf.stages[: position.stage], after, *leaf.stages[position.stage + 1 :])
-    return leaf._replace(stages=stages)
+    stages = [map_state(lambda one: copy if one is old else one, own) for own in leaf.stages]
+    return leaf._replace(stages=tuple(stages))

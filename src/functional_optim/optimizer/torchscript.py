@@ -25,6 +25,7 @@ from functional_optim.core.format import format_value
 from functional_optim.core.leaf import is_measured, split_at_measured
 from functional_optim.core.stage import NoState, Rule, Stage, Transform, same_coefficients
 from functional_optim.core.stage_contract import is_raw_source
+from functional_optim.core.views import real_view
 from functional_optim.kernels.cache import MAX_ENTRIES, compile_lock
 from functional_optim.kernels.errors import UnscriptableError
 from functional_optim.kernels.free_variables import free_variables_of, function_of
@@ -32,12 +33,6 @@ from functional_optim.kernels.free_variables import free_variables_of, function_
 _WAY_OUT = "or step this chain by update_ or bind, which need no TorchScript"
 
 _PROGRAM = Template("""
-def as_real(tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        return torch.view_as_real(tensor.resolve_conj())
-    return tensor
-
-
 def write(olds: List[Tensor], news: List[Tensor]) -> None:
     if len(olds) != len(news):
         raise ValueError("a rule returned another number of tensors than its state has")
@@ -96,7 +91,7 @@ $set_hypers
                         + ", its parameter " + str(params[k].shape)
                     )
                 indices.append(k)
-                grads.append(as_real(gradient))
+                grads.append(real_view(gradient))
         self._advance(indices, grads)
 
     @torch.jit.export
@@ -117,7 +112,7 @@ $step_param
                     last_step = step
                     last_group = group
                 which.append(len(coefficients) - 1)
-            targets = [as_real(self.params[k]) for k in indices]
+            targets = [real_view(self.params[k]) for k in indices]
             params = targets
             raws = grads
 $stages
@@ -127,7 +122,7 @@ $stages
 
 _STEP_PARAM = """\
         if gradient is not None:
-            self._advance([self.index[param]], [as_real(gradient)])"""
+            self._advance([self.index[param]], [real_view(gradient)])"""
 
 _REFUSE_STEP_PARAM = """\
         raise ValueError("this chain needs all gradients at once: call step(gradients)")"""
@@ -261,12 +256,8 @@ def script(thing: Any) -> Any:
         return torch.jit.script(thing)
 
 
-class _Unfusing:
-    """Number of threads that run without fusion, and torch's setting before the first thread."""
-
-    lock = threading.Lock()
-    threads = 0
-    before = True
+_FUSION = threading.Lock()
+"""Acquired while torch's setting of fusion, which is one for all threads, is changed."""
 
 
 def run_unfused(params: Sequence[Tensor], run: Callable[..., Any], *arguments: Any) -> None:
@@ -279,23 +270,18 @@ def run_unfused(params: Sequence[Tensor], run: Callable[..., Any], *arguments: A
     if not params or params[0].is_cpu:
         run(*arguments)
         return
-    with _Unfusing.lock:
-        if not _Unfusing.threads:
-            _Unfusing.before = set_script_fusion(fuse=False)
-        _Unfusing.threads += 1
-    try:
-        run(*arguments)
-    finally:
-        with _Unfusing.lock:
-            _Unfusing.threads -= 1
-            if not _Unfusing.threads:
-                set_script_fusion(fuse=_Unfusing.before)
+    with _FUSION:
+        before = set_script_fusion(fuse=False)
+        try:
+            run(*arguments)
+        finally:
+            set_script_fusion(fuse=before)
 
 
 @lru_cache(maxsize=MAX_ENTRIES)
 def _module(stages: tuple[Stage, ...]) -> ModuleType:
     """Return a module with the functions and types of the stages, and the generated source."""
-    names: dict[str, Any] = {"torch": torch, "Tensor": Tensor}
+    names: dict[str, Any] = {"torch": torch, "Tensor": Tensor, "real_view": real_view}
     names |= {name: getattr(typing, name) for name in ("List", "Dict", "Tuple", "Optional")}
     for i, stage in enumerate(stages):
         names[f"apply_{i}"] = function_of(stage)
