@@ -1,12 +1,12 @@
 """Check of pointwise chains: ``rule(concat) == concat(rule)`` for a few elements."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim.core.leaf import needs_total
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import NotPointwiseError
 from functional_optim.optimizer import Optimizer
 
@@ -39,13 +39,12 @@ def require_pointwise(optimizer: Optimizer) -> None:
         stages,
         tuple(bool(one) if isinstance(one, (bool, int, float)) else None for one in values),
     )
-    if key not in _CHECKED:
-        # Overrides only change numbers, and may select no leaf in a tree of one tensor.
-        _check(replace(optimizer, executor="reference", overrides=()))
-        _CHECKED.add(key)
+    # Overrides only change numbers, and may select no leaf in a tree of one tensor.
+    alone = replace(optimizer, executor="reference", overrides=())
+    _CHECKED.get_or_make(key, lambda: _check(alone))
 
 
-_CHECKED: set[Any] = set()
+_CHECKED: Cache[None] = Cache()
 """Chains that are pointwise: their stages, and which of their numbers are not zero."""
 
 
