@@ -194,3 +194,11 @@ def test_where_room_cannot_be_reserved_zeros_are_written(
     assert all(one.stat().st_blocks * 512 >= one.stat().st_size for one in tmp_path.glob("*.bin"))
     adamw().update_(param, param, state)
     assert_same(mapped_state(adamw(), param, tmp_path), state)
+
+
+def test_two_leaves_with_one_path_are_refused(tmp_path: Path) -> None:
+    """They would have been the same memory."""
+    params = {"a.b": torch.ones(2), "a": {"b": torch.ones(2)}}
+    with pytest.raises(ValueError, match=r"2 leaves of params have the path 'a\.b'"):
+        mapped_state(adamw(0.1), params, tmp_path / "state")
+    assert not (tmp_path / "state").exists()

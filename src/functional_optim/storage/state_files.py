@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -60,7 +61,7 @@ def mapped_state(optimizer: Optimizer, params: Any, directory: str | os.PathLike
         OSError: the disk has no space for the files. All of them are removed. (On a file system
             that compresses or copies on write, space may still run out later.)
         TypeError: a leaf that is not a tensor.
-        ValueError: params that ``init`` refuses; files of another optimizer or tree (the error
+        ValueError: params that ``init`` refuses; two leaves with the same path; files of another optimizer or tree (the error
             names the first difference), or truncated or missing files; state that is not on the
             CPU.
 
@@ -79,6 +80,12 @@ def mapped_state(optimizer: Optimizer, params: Any, directory: str | os.PathLike
     require_one_chain(optimizer, "mapped_state")
     leaves, spec, paths = params_of(optimizer, params)
     names = [path_name(path) for path in paths]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(
+                f"{count} leaves of params have the path {name!r}, since a key contains a dot, and "
+                "files list leaves by their paths: rename the key"
+            )
     named = {name: leaf for name, leaf in zip(names, leaves, strict=True) if leaf is not None}
     hypers = dict(zip(names, optimizer.hypers_for(params), strict=True))
     _require_cpu(optimizer, named)
