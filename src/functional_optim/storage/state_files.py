@@ -61,9 +61,9 @@ def mapped_state(optimizer: Optimizer, params: Any, directory: str | os.PathLike
         OSError: the disk has no space for the files. All of them are removed. (On a file system
             that compresses or copies on write, space may still run out later.)
         TypeError: a leaf that is not a tensor.
-        ValueError: params that ``init`` refuses; two leaves with the same path; files of another optimizer or tree (the error
-            names the first difference), or truncated or missing files; state that is not on the
-            CPU.
+        ValueError: params that ``init`` refuses; two leaves with the same path; files of another
+            optimizer or tree (the error names the first difference), or truncated or missing files;
+            state that is not on the CPU.
 
     Example::
 
