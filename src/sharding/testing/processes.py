@@ -6,8 +6,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from multiprocessing import connection, get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from functional_optim._torch import COMPILER
 from sharding.testing.rank_process import serve
@@ -23,36 +24,8 @@ serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
 """
 
 
-class Process(Protocol):
-    """The part of ``multiprocessing.Process`` that a pool uses."""
-
-    @property
-    def pid(self) -> int | None:
-        """The process ID."""
-
-    @property
-    def exitcode(self) -> int | None:
-        """The exit code; None while the process runs."""
-
-    def is_alive(self) -> bool:
-        """Return True if the process runs."""
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for the end of the process, at most ``timeout`` seconds."""
-
-    def kill(self) -> None:
-        """Kill the process."""
-
-
-def start_process(
-    start: Start, rank: int, log: Path, environment: Mapping[str, str]
-) -> tuple[Process, connection.Connection]:
-    """Return a process that serves calls, and the pipe to it."""
-    return (_spawn if start == "spawn" else _fork)(rank, log, environment)
-
-
 class _SpawnedProcess(subprocess.Popen[bytes]):
-    """Process started by ``subprocess``.
+    """Process started by ``subprocess``, with the methods of ``multiprocessing.Process``.
 
     ``multiprocessing`` would import the main module of this program in the process.
     """
@@ -67,6 +40,16 @@ class _SpawnedProcess(subprocess.Popen[bytes]):
     def join(self, timeout: float | None = None) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(timeout)
+
+
+Process = _SpawnedProcess | BaseProcess
+
+
+def start_process(
+    start: Start, rank: int, log: Path, environment: Mapping[str, str]
+) -> tuple[Process, connection.Connection]:
+    """Return a process that serves calls, and the pipe to it."""
+    return (_spawn if start == "spawn" else _fork)(rank, log, environment)
 
 
 def _spawn(

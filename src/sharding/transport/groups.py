@@ -38,11 +38,7 @@ _LAST_COUNT = [0]
 
 def global_rank(group: dist.ProcessGroup, rank: GroupRank) -> GlobalRank:
     """Return the global rank of a group rank."""
-    if isinstance(group, LocalGroup):
-        return GlobalRank(group.ranks[rank])
-    if group in SPLIT_GROUPS:
-        return GlobalRank(SPLIT_GROUPS[group].ranks[rank])
-    return GlobalRank(dist.get_global_rank(group, rank))
+    return GlobalRank(ranks_of(group)[rank])
 
 
 def ranks_of(group: dist.ProcessGroup) -> list[int]:

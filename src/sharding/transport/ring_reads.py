@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from torch import Tensor
 
@@ -11,22 +10,6 @@ from sharding.transport.ring import RingReader
 
 Readers = Mapping[int, RingReader]
 """Readers of the other ranks' rings, by group rank."""
-
-
-class RingReads(Protocol):
-    """Reads of one operation, made as chunks arrive."""
-
-    last: int
-    """The number of the last part that this rank sends in the operation."""
-
-    def read(self) -> bool:
-        """Read the chunks that have arrived. Return True if there were any."""
-
-    def is_done(self) -> bool:
-        """Return True if all chunks are read."""
-
-    def missing_ranks(self) -> set[int]:
-        """Return the ranks whose next chunk has not arrived."""
 
 
 class RingSum:
@@ -50,6 +33,7 @@ class RingSum:
         self._divisor = divisor
 
     def read(self) -> bool:
+        """Read the chunks that have arrived. Return True if there were any."""
         if not self._blocks:
             return False
         heads = [reader.peek() for reader in self._readers.values()]
@@ -66,16 +50,21 @@ class RingSum:
         return True
 
     def is_done(self) -> bool:
+        """Return True if all chunks are read."""
         return not self._blocks
 
     def missing_ranks(self) -> set[int]:
+        """Return the ranks whose next chunk has not arrived."""
         if not self._blocks:
             return set()
         return {rank for rank, reader in self._readers.items() if reader.peek() is None}
 
 
 class RingCopies:
-    """Copies chunks of a gather, each as it arrives, to ``parts`` of the other ranks."""
+    """Copies chunks of a gather, each as it arrives, to ``parts`` of the other ranks.
+
+    The methods are those of :class:`RingSum`.
+    """
 
     def __init__(self, readers: Readers, parts: Mapping[int, Sequence[Tensor]], last: int) -> None:
         self.last = last
@@ -102,3 +91,7 @@ class RingCopies:
             for rank, targets in self._left.items()
             if targets and self._readers[rank].peek() is None
         }
+
+
+RingReads = RingSum | RingCopies
+"""Reads of one operation, made as chunks arrive."""

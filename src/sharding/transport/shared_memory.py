@@ -8,18 +8,24 @@ sleeps until the other ranks come, and gets gloo's error if one of them dies.
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, prepare_average
 from sharding.transport.gloo import GlooTransport
-from sharding.transport.messages import Direction, MessageTags, launch_message, wait_messages
+from sharding.transport.messages import (
+    Direction,
+    MessageTags,
+    PartMessage,
+    launch_message,
+    wait_messages,
+)
 from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.ring_channel import RingChannel, create_channel
 from sharding.transport.ring_reads import RingCopies, RingReads, RingSum
+from sharding.transport.work import PendingWork
 
 SMALLEST = 1 << 16
 """Bytes of the smallest operation that uses shared memory."""
@@ -37,12 +43,8 @@ class _OperationQueue:
         self.worker = ThreadPoolExecutor(1, "transport")
 
 
-class _Notice(NamedTuple):
-    """Announcement of the number of elements that a rank sends in an operation."""
-
-    direction: Direction
-    rank: int
-    elements: int
+_Notice = tuple[Direction, int, int]
+"""Announcement in an operation: its direction, the other rank, and the number of elements."""
 
 
 class SharedMemoryTransport:
@@ -114,10 +116,8 @@ class SharedMemoryTransport:
             divisor,
         )
         self._sent += sum(part.numel() for _, part in parts) * real.element_size()
-        notices = [_Notice(Direction.TO, rank, _length(ranges[rank])) for rank in self._others]
-        notices += [
-            _Notice(Direction.FROM, rank, _length(ranges[self.rank])) for rank in self._others
-        ]
+        notices = [(Direction.TO, rank, _length(ranges[rank])) for rank in self._others]
+        notices += [(Direction.FROM, rank, _length(ranges[self.rank])) for rank in self._others]
         reads = RingSum(channel.readers, _chunks(own, channel.chunk), self.rank, divisor, last)
         return self._launch("reduce_scatter", self._reducing, channel, notices, reads)
 
@@ -131,8 +131,8 @@ class SharedMemoryTransport:
         own, others = raw[slice(*cuts[self.rank])], self._others
         last = channel.send([(chunk, others) for chunk in _chunks(own, channel.chunk)], 1)
         self._sent += own.numel() * len(others)
-        notices = [_Notice(Direction.TO, rank, _length(ranges[self.rank])) for rank in others]
-        notices += [_Notice(Direction.FROM, rank, _length(ranges[rank])) for rank in others]
+        notices = [(Direction.TO, rank, _length(ranges[self.rank])) for rank in others]
+        notices += [(Direction.FROM, rank, _length(ranges[rank])) for rank in others]
         targets = {rank: _chunks(raw[slice(*cuts[rank])], channel.chunk) for rank in others}
         reads = RingCopies(channel.readers, targets, last)
         return self._launch("all_gather", self._gathering, channel, notices, reads)
@@ -160,37 +160,21 @@ class SharedMemoryTransport:
         number, tag = queue.tags.next()
         operation = f"{name} {number}"
         channel.push()
-        words = [
-            torch.tensor([one.elements if one.direction is Direction.TO else -1], device="cpu")
-            for one in notices
-        ]
-        messages = [
-            launch_message(operation, self.group, one.direction, one.rank, word, one.elements, tag)
-            for one, word in zip(notices, words, strict=True)
-            if one.elements
-        ]
+        messages, words = [], []
+        for direction, rank, elements in notices:
+            if elements:
+                word = torch.tensor([elements if direction is Direction.TO else -1], device="cpu")
+                words.append(word)
+                messages.append(
+                    launch_message(operation, self.group, direction, rank, word, elements, tag)
+                )
 
         def run() -> None:
             wait_messages(operation, self.group, messages)
-            _check_notices(operation, notices, words)
+            _check_words(operation, messages, words)
             channel.finish(operation, reads, messages)
 
-        return _ThreadWork(queue.worker.submit(run))
-
-
-class _ThreadWork:
-    """Handle of an operation that a thread of the transport runs."""
-
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
-
-    def wait(self) -> None:
-        """Return when the operation is done.
-
-        Raises:
-            TransportError: names the ranks that did not come.
-        """
-        self._future.result()
+        return PendingWork(queue.worker.submit(run).result)
 
 
 def _chunks(part: Tensor, nbytes: int) -> Sequence[Tensor]:
@@ -202,12 +186,14 @@ def _length(cut: Range) -> int:
     return cut[1] - cut[0]
 
 
-def _check_notices(operation: str, notices: Sequence[_Notice], words: Sequence[Tensor]) -> None:
+def _check_words(
+    operation: str, messages: Sequence[PartMessage], words: Sequence[Tensor]
+) -> None:
     """Check that the other ranks announce the expected numbers of elements."""
-    for one, word in zip(notices, words, strict=True):
-        if one.elements and word.item() != one.elements:
+    for one, word in zip(messages, words, strict=True):
+        if word.item() != one.elements:
             raise TransportError(
-                f"{operation}: group rank {one.rank} sends {word.item()} elements, where "
+                f"{operation}: group rank {one.peer} sends {word.item()} elements, where "
                 f"{one.elements} are expected; all ranks must launch the same operations, in "
                 "the same order"
             )
