@@ -12,7 +12,7 @@ from sharding.cost import ByteCost, Cost, ElementCost, StepCost, costs_of
 from sharding.optimizer_costs import OptimizerOrFactory, optimizers_of
 from sharding.pieces import Pieces
 from sharding.policies import POLICIES, REMOVED, hierarchical, removed, two_resource
-from sharding.problem import Assignment, Policy, Problem, loads_of
+from sharding.problem import Assignment, Policy, Problem
 from sharding.spec import Specs, kind_of
 from sharding.units import pieces_of_parameters, pieces_of_units, units_of
 
@@ -96,9 +96,10 @@ def assign(
     model = cost_model(optimizer, cost, has_time=_has_time(policy, options))
     costs = costs_of(model, units.specs)
     own = pieces_of_units(owned.pieces, units)
-    numels = tuple(spec.numel for spec in units.specs)
-    sizes, elements = loads_of(own, numels, costs.bytes, ranks)
-    times, _ = loads_of(own, numels, costs.time, ranks)
+    sizes, times = (
+        own.sum_by_rank(weights.of(own.parameter, own.lengths), ranks)
+        for weights in (costs.bytes, costs.time)
+    )
     new = units.after(owned.parameters)
     first = len(units.specs) - len(new.specs)
     optimizers = [] if optimizer is None else optimizers_of(new.specs, optimizer)
@@ -106,13 +107,13 @@ def assign(
     allowed = {key: (block_size_of(one.stages), kind_of(one)) for key, one in distinct.items()}
     problem = Problem(
         new.specs,
-        numels[first:],
+        tuple(spec.numel for spec in new.specs),
         costs.bytes.after(first),
         costs.time.after(first),
         ranks,
         sizes,
         times,
-        elements,
+        own.sum_by_rank(own.lengths, ranks),
         math.lcm(*(block for block, kind in allowed.values() if kind == "pointwise")),
     )
     _check_options(policy, problem, options)

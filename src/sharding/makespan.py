@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from heapq import heapify, heapreplace
 from itertools import accumulate
 
-
-def largest_load(owners: Sequence[int], weights: Sequence[int], loads: Sequence[int]) -> int:
-    """Return the largest load of all ranks."""
-    total = list(loads)
-    for owner, weight in zip(owners, weights, strict=True):
-        total[owner] += weight
-    return max(total)
+from sharding.spec import ParameterSpec
 
 
 def lower_bound(weights: Sequence[int], loads: Sequence[int], divisible: int = 0) -> int:
@@ -38,6 +32,15 @@ def lower_bound(weights: Sequence[int], loads: Sequence[int], divisible: int = 0
         end = (k - 1) * ranks + 1
         bound = max(bound, sums[end] - sums[end - k])
     return bound
+
+
+def mixed_lower_bound(
+    specs: Sequence[ParameterSpec], costs: Sequence[int], loads: Sequence[int]
+) -> int:
+    """Return a lower bound of the largest load, for plans that leave matrices whole."""
+    pairs = list(zip(specs, costs, strict=True))
+    matrices = [cost for spec, cost in pairs if spec.kind == "per_matrix"]
+    return lower_bound(matrices, loads, sum(costs) - sum(matrices))
 
 
 def level(total: int, loads: Sequence[int]) -> int:

@@ -2,10 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from functional_optim import Optimizer
 from functional_optim.core.closure_optimizer import refuse_closure
@@ -81,14 +80,11 @@ def _by_parameter(
     return [by_path[spec.path] for spec in wholes]
 
 
-class SteppedSpec(NamedTuple):
-    """A parameter or block, with the chain that steps it."""
+WeightFunction = Callable[[ParameterSpec, Sequence[Stage], Sequence[Any], bool], Weight]
+"""Function of a parameter or block, and of the stages and hyper-parameters that step it.
 
-    spec: ParameterSpec
-    stages: Sequence[Stage]
-    hypers: Sequence[Any]
-    is_whole: bool
-    """True if the chain needs the whole tensor."""
+The last argument is True if the stages need the whole tensor.
+"""
 
 
 def state_weights(specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory) -> list[Weight]:
@@ -110,9 +106,7 @@ def flop_weights(specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory) 
 
 
 def _weights(
-    specs: Sequence[ParameterSpec],
-    optimizer: OptimizerOrFactory,
-    weigh: Callable[[SteppedSpec], Weight],
+    specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory, weigh: WeightFunction
 ) -> list[Weight]:
     weights: list[Weight] = [Weight(0)] * len(specs)
     for one, indices in by_optimizer(specs, optimizer):
@@ -127,7 +121,7 @@ def _weights(
             key = (id(hypers), spec.dtype, spec.shape if whole else None, parts)
             if key not in known:
                 own = unsplit_hypers(spec, one.stages, hypers)
-                known[key] = weigh(SteppedSpec(spec, one.stages, own, whole))
+                known[key] = weigh(spec, one.stages, own, whole)
             weights[index] = known[key]
     return weights
 
@@ -154,20 +148,25 @@ def unsplit_hypers(
     return found
 
 
-def _flop_weight(one: SteppedSpec) -> Weight:
-    if one.is_whole:
-        return Weight(0, per_piece=step_flops(one.stages, one.hypers, one.spec.shape))
-    count = step_flops(one.stages, one.hypers, (COUNTED,))
+def _flop_weight(
+    spec: ParameterSpec, stages: Sequence[Stage], hypers: Sequence[Any], is_whole: bool
+) -> Weight:
+    if is_whole:
+        return Weight(0, per_piece=step_flops(stages, hypers, spec.shape))
+    count = step_flops(stages, hypers, (COUNTED,))
     return Weight(-(-count // COUNTED))
 
 
-def _state_weight(one: SteppedSpec) -> Weight:
-    spec, stages = one.spec, one.stages
-
+def _state_weight(
+    spec: ParameterSpec, stages: Sequence[Stage], hypers: Sequence[Any], is_whole: bool
+) -> Weight:
     def nbytes(*shape: int) -> int:
-        return state_bytes(stages, one.hypers, torch.empty(shape, dtype=spec.dtype, device="meta"))
+        param = torch.empty(shape, dtype=spec.dtype, device="meta")
+        with torch.no_grad():
+            leaf = init_leaf(stages, hypers, param)
+        return sum(tensor.nbytes for tensor in (leaf.step, *state_tensors(leaf.stages)))
 
-    if one.is_whole:
+    if is_whole:
         return Weight(0, per_piece=nbytes(*spec.shape))
     block = block_size_of(stages)
     per_element = nbytes(2) - nbytes(1)
@@ -181,10 +180,3 @@ def _state_weight(one: SteppedSpec) -> Weight:
                 "its bytes cannot be planned for; a rule with such a state is per_matrix"
             )
     return weight
-
-
-def state_bytes(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> int:
-    """Return the bytes of the initial state of a parameter, with its step count."""
-    with torch.no_grad():
-        leaf = init_leaf(stages, hypers, param)
-    return sum(tensor.nbytes for tensor in (leaf.step, *state_tensors(leaf.stages)))

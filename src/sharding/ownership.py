@@ -97,8 +97,8 @@ class Ownership:
         for position in self.positions_of_rank(rank):
             index = pieces.parameter[position]
             start, stop = pieces.start[position], pieces.stop[position]
-            whole = stop - start == self._numels[index]
-            found.append(OwnedRange(index, self.specs[index].path, start, stop, whole))
+            spec = self.specs[index]
+            found.append(OwnedRange(index, spec.path, start, stop, stop - start == spec.numel))
         return tuple(found)
 
     def owners(self, path: str) -> tuple[Owner, ...]:
@@ -126,13 +126,7 @@ class Ownership:
 
     def positions_of(self, index: int) -> range:
         """Return the positions of a parameter's pieces in the columns."""
-        if self.is_whole:
-            return range(index, index + 1)
         return range(self._first_positions[index], self._first_positions[index + 1])
-
-    @cached_property
-    def _numels(self) -> tuple[int, ...]:
-        return tuple(spec.numel for spec in self.specs)
 
     @cached_property
     def _index(self) -> dict[str, int]:
@@ -149,8 +143,6 @@ class Ownership:
     @cached_property
     def offsets(self) -> list[int]:
         """The offset of each piece in the concatenated pieces of its parameter on its rank."""
-        if self.is_whole:
-            return [0] * len(self.pieces)
         pieces, found = self.pieces, list[int]()
         ends, current = dict[int, int](), -1
         for index, start, stop, rank in pieces.rows():

@@ -39,6 +39,18 @@ class Pieces:
         """Return an iterator over the pieces."""
         return zip(self.parameter, self.start, self.stop, self.rank, strict=True)
 
+    @property
+    def lengths(self) -> list[int]:
+        """The number of elements of each piece."""
+        return [stop - start for start, stop in zip(self.start, self.stop, strict=True)]
+
+    def sum_by_rank(self, numbers: Sequence[int], ranks: int) -> tuple[int, ...]:
+        """Sum numbers, one for each piece, over the pieces of each rank."""
+        sums = [0] * ranks
+        for number, rank in zip(numbers, self.rank, strict=True):
+            sums[rank] += number
+        return tuple(sums)
+
 
 def whole_pieces(numels: Sequence[int], ranks: Sequence[int]) -> Pieces:
     """Return a piece for each whole parameter, on the given ranks."""

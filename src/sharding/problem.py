@@ -1,6 +1,6 @@
 """Input and output of a policy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,22 +76,6 @@ class Assignment:
 
 Policy = Callable[..., Assignment]
 """``policy(problem, **options) -> Assignment``, a pure function."""
-
-
-def loads_of(
-    pieces: Pieces, numels: Sequence[int], weights: Weights, ranks: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the cost of each rank, and the number of elements of each rank."""
-    costs, elements = [0] * ranks, [0] * ranks
-    if pieces.stop == tuple(numels):  # every parameter is whole
-        lengths: Sequence[int] = numels
-    else:
-        lengths = [b - a for a, b in zip(pieces.start, pieces.stop, strict=True)]
-    of_piece = weights.of(pieces.parameter, lengths)
-    for rank, cost, length in zip(pieces.rank, of_piece, lengths, strict=True):
-        costs[rank] += cost
-        elements[rank] += length
-    return tuple(costs), tuple(elements)
 
 
 def check_int(name: str, value: Any, least: int) -> int:

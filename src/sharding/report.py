@@ -1,14 +1,13 @@
 """Report of a plan: elements, bytes of each kind, and traffic of each rank; also as a picture."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sharding.cost import ByteCost, FlopCost
-from sharding.makespan import lower_bound
+from sharding.makespan import mixed_lower_bound
 from sharding.optimizer_costs import OptimizerOrFactory
 from sharding.ownership import Ownership
-from sharding.units import Units, pieces_of_units, units_of
+from sharding.units import pieces_of_units, units_of
 from sharding.weights import Weight, Weights
 
 KINDS = (
@@ -121,10 +120,10 @@ def report(plan: Ownership, optimizer: OptimizerOrFactory | None) -> Report:
     """Return the report of a plan, with state and operations of ``optimizer``."""
     units = units_of(plan.specs)
     pieces, ranks = pieces_of_units(plan.pieces, units), plan.shard_ranks
-    lengths = [stop - start for start, stop in zip(pieces.start, pieces.stop, strict=True)]
+    lengths, numels = pieces.lengths, [spec.numel for spec in units.specs]
 
     def summed(weights: Weights) -> Column:
-        return sum_by_rank(weights.of(pieces.parameter, lengths), pieces.rank, ranks)
+        return pieces.sum_by_rank(weights.of(pieces.parameter, lengths), ranks)
 
     parameters = summed(ByteCost(gradients=False)(units.specs))
     gradients = summed(ByteCost(parameters=False)(units.specs))
@@ -140,8 +139,8 @@ def report(plan: Ownership, optimizer: OptimizerOrFactory | None) -> Report:
     moved = tuple(all_gradients - own + others * own for own in gradients)
     rounds = 2 * (plan.replicas - 1)
     return Report(
-        parameters=sum_by_rank([1] * len(plan.pieces), plan.pieces.rank, ranks),
-        elements=sum_by_rank(lengths, pieces.rank, ranks),
+        parameters=plan.pieces.sum_by_rank([1] * len(plan.pieces), ranks),
+        elements=pieces.sum_by_rank(lengths, ranks),
         parameter_bytes=parameters,
         gradient_bytes=gradients,
         state_bytes=state,
@@ -149,24 +148,9 @@ def report(plan: Ownership, optimizer: OptimizerOrFactory | None) -> Report:
         received_bytes=moved,
         between_bytes=tuple(rounds * own // plan.replicas for own in gradients),
         flops=summed(times),
-        flops_bound=_bound(times, units, ranks),
-        bytes_bound=_bound(sizes, units, ranks),
+        flops_bound=mixed_lower_bound(units.specs, times.whole(numels), (0,) * ranks),
+        bytes_bound=mixed_lower_bound(units.specs, sizes.whole(numels), (0,) * ranks),
     )
-
-
-def _bound(weights: Weights, units: Units, ranks: int) -> int:
-    costs = weights.whole([spec.numel for spec in units.specs])
-    pairs = list(zip(units.specs, costs, strict=True))
-    matrices = [cost for spec, cost in pairs if spec.kind == "per_matrix"]
-    return lower_bound(matrices, (0,) * ranks, sum(costs) - sum(matrices))
-
-
-def sum_by_rank(numbers: Sequence[int], owners: Sequence[int], ranks: int) -> Column:
-    """Sum numbers over the pieces of each rank."""
-    sums = [0] * ranks
-    for number, owner in zip(numbers, owners, strict=True):
-        sums[owner] += number
-    return tuple(sums)
 
 
 def draw(plan: Ownership, optimizer: OptimizerOrFactory | None, path: Path) -> None:

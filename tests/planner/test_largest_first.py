@@ -1,5 +1,6 @@
 """Policies ``largest_first`` and ``contiguous``: near the bound, or optimal where that is known."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, combinations_with_replacement, product
 from random import Random
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from functional_optim import muon
 from sharding import FlopCost, ParameterSpec, plan
-from sharding.makespan import largest_first_ranks, largest_load, lower_bound
+from sharding.makespan import largest_first_ranks, lower_bound
 from tests.choices import case, examples
 
 from .support import MODELS, of_sizes, specs
@@ -21,6 +22,13 @@ ranks = st.integers(1, 9)
 def spread(items: list[int], held: list[int]) -> list[int]:
     order = sorted(range(len(items)), key=items.__getitem__, reverse=True)
     return largest_first_ranks(order, items, held)
+
+
+def largest_load(owners: Sequence[int], weights: Sequence[int], loads: Sequence[int]) -> int:
+    total = list(loads)
+    for owner, weight in zip(owners, weights, strict=True):
+        total[owner] += weight
+    return max(total)
 
 
 def brute_force(items: list[int], held: list[int]) -> int:

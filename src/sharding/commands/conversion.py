@@ -12,7 +12,6 @@ from functional_optim import Optimizer, TorchOptimizer, as_functional_optim
 from functional_optim.commands.objects import load_object, optimizer_factory
 from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.format import format_names
-from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state_reinit import starts_as_param
 from functional_optim.core.torch_state import has_begun
 from functional_optim.frontends.torch_arguments import is_optimizer_class
@@ -230,19 +229,14 @@ def check_no_values_needed(
         spec = layout.specs[name]
         entries = state_dict["state"].get(number, {})
         chain = target.optimizer.chain_at((name,), spec.shape)
-        extras = plain_form(chain.stages, chain.hypers, spec.shape, spec.dtype).extras
-        absent = [extra for extra in extras if extra not in entries]
-        if absent or (not has_begun(entries) and _starts_from_values(chain, spec)):
+        leaf = (chain.stages, chain.hypers, spec.shape, spec.dtype)
+        absent = [extra for extra in plain_form(*leaf).extras if extra not in entries]
+        if absent or (not has_begun(entries) and any(map(any, starts_as_param(*leaf)))):
             what = f"its {absent[0]}" if absent else "its first state"
             raise ValueError(
                 f"{name!r}: {what} is made of the parameter's values, which no optimizer's "
                 "checkpoint has; load the module and this checkpoint in Python, and save again"
             )
-
-
-def _starts_from_values(chain: LeafChain, spec: ParameterSpec) -> bool:
-    """Return True if the state before the first step depends on the parameter's values."""
-    return any(map(any, starts_as_param(chain.stages, chain.hypers, spec.shape, spec.dtype)))
 
 
 def _load_on_one_rank(state_dict: StateDict, target: TargetOptimizer, layout: ModelParams) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
-from sharding.makespan import lower_bound
+from sharding.makespan import mixed_lower_bound
 from sharding.pieces import Row
 from sharding.policies.elements import cut_to_level, to_pieces
 from sharding.problem import Assignment, Problem
@@ -66,8 +66,8 @@ def two_resource(problem: Problem, *, align: int | None = None) -> Assignment:
     items = [Load(times[index], sizes[index]) for index in matrices]
     start = [Load(*one) for one in zip(problem.time_loads, problem.loads, strict=True)]
     goal = Load(
-        max(1, _bound(times, matrices, problem.time_loads)),
-        max(1, _bound(sizes, matrices, problem.loads)),
+        max(1, mixed_lower_bound(problem.specs, times, problem.time_loads)),
+        max(1, mixed_lower_bound(problem.specs, sizes, problem.loads)),
     )
     owners = min(
         (_assign_items(items, start, key) for key in _keys(goal)),
@@ -79,12 +79,6 @@ def two_resource(problem: Problem, *, align: int | None = None) -> Assignment:
         rows.append((index, 0, problem.numels[index], rank))
         loads[rank] += item.bytes
     return Assignment(to_pieces(rows + cut_to_level(problem, rest, loads, align)))
-
-
-def _bound(costs: Sequence[int], matrices: Sequence[int], loads: Sequence[int]) -> int:
-    """Return a lower bound of the largest load, for plans that leave matrices whole."""
-    whole = [costs[index] for index in matrices]
-    return lower_bound(whole, loads, sum(costs) - sum(whole))
 
 
 def _keys(goal: Load) -> tuple[Key, ...]:

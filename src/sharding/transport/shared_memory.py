@@ -186,9 +186,7 @@ def _length(cut: Range) -> int:
     return cut[1] - cut[0]
 
 
-def _check_words(
-    operation: str, messages: Sequence[PartMessage], words: Sequence[Tensor]
-) -> None:
+def _check_words(operation: str, messages: Sequence[PartMessage], words: Sequence[Tensor]) -> None:
     """Check that the other ranks announce the expected numbers of elements."""
     for one, word in zip(messages, words, strict=True):
         if word.item() != one.elements:
