@@ -13,6 +13,13 @@ from torch.futures import Future
 from sharding.transport.local_group import LocalGroup
 
 
+def done_future(result: Tensor) -> Future[Tensor]:
+    """Return a future that is done."""
+    done: Future[Tensor] = Future(devices=[] if result.device.type == "cpu" else [result.device])
+    done.set_result(result)
+    return done
+
+
 class WorkQueue:
     """Jobs that run one after another, in the order of submission.
 

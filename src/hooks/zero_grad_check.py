@@ -34,12 +34,10 @@ class ZeroGradCheck:
         self._has_stepped = self._has_warned = False
         self._is_dirty: dict[int, bool] = {}
         """By ``id`` of a parameter, True if its ``.grad`` was nonzero before the new gradient."""
-        # Parameters refer to their hooks, so a hook has only weak references.
-        me, handles = weakref.ref(self), []
+        handles = []
         for one in watched:
-            own = weakref.ref(one)
-            before = _ParamHook(me, own, ZeroGradCheck.check_before_add)
-            after = _ParamHook(me, own, ZeroGradCheck.warn_after_add)
+            before = _hook_of(self, one, ZeroGradCheck.check_before_add)
+            after = _hook_of(self, one, ZeroGradCheck.warn_after_add)
             handles += [
                 one.register_hook(before),
                 one.register_post_accumulate_grad_hook(after),
@@ -73,21 +71,21 @@ class ZeroGradCheck:
         )
 
 
-class _ParamHook:
-    """Hook of one parameter that calls a method of the check."""
+def _hook_of(
+    check: ZeroGradCheck, param: Tensor, method: Callable[[ZeroGradCheck, Tensor], None]
+) -> Callable[[Any], None]:
+    """Return a hook of a parameter that calls a method of the check.
 
-    def __init__(
-        self,
-        owner: "weakref.ref[ZeroGradCheck]",
-        param: "weakref.ref[Tensor]",
-        method: Callable[["ZeroGradCheck", Tensor], None],
-    ) -> None:
-        self._owner, self._param, self._method = owner, param, method
+    Parameters refer to their hooks, so a hook has only weak references.
+    """
+    weak_check, weak_param = weakref.ref(check), weakref.ref(param)
 
-    def __call__(self, _given: Any) -> None:
-        owner, param = self._owner(), self._param()
-        if owner is not None and param is not None:
-            self._method(owner, param)
+    def hook(_given: Any) -> None:
+        owner, own = weak_check(), weak_param()
+        if owner is not None and own is not None:
+            method(owner, own)
+
+    return hook
 
 
 def _is_nonzero(grad: Tensor) -> bool:

@@ -122,7 +122,10 @@ class ScheduledModelAverager(ModelAverager):
         level = self.schedule.level(self.step)
         with named_range(RANGE):
             if level is not None:
-                self._start(level, tensors, shard_coordinates(everything))
+                sent = [one.detach().clone() for one in tensors] if self.delay else []
+                shards = shard_coordinates(everything)
+                mean = self._means[level].launch(tensors, mark=shards)
+                self._in_flight = InFlight(self.step + self.delay, sent, mean)
             if self._in_flight is not None and self.step >= self._in_flight.due:
                 self._apply(tensors)
                 # Autograd counts the versions of a DTensor and of its shard separately.
@@ -158,11 +161,6 @@ class ScheduledModelAverager(ModelAverager):
         saved = state_dict.get("in_flight")
         if saved is not None:
             self.check_has(saved, *InFlight._fields)
-
-    def _start(self, level: int, tensors: Sequence[Tensor], shards: object) -> None:
-        sent = [one.detach().clone() for one in tensors] if self.delay else []
-        mean = self._means[level].launch(tensors, mark=shards)
-        self._in_flight = InFlight(self.step + self.delay, sent, mean)
 
     def _apply(self, tensors: Sequence[Tensor]) -> None:
         assert self._in_flight is not None

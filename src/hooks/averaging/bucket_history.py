@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from hooks.work_queue import done_future
+
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -145,6 +147,4 @@ def _reduce_in_parts(
         sizes = [slices[k].numel() for k in indices]
         for index, reduced in zip(indices, found.split(sizes), strict=True):
             slices[index].copy_(reduced)
-    done: Future[Tensor] = Future(devices=None if flat.device.type == "cpu" else [flat.device])
-    done.set_result(flat)
-    return done
+    return done_future(flat)

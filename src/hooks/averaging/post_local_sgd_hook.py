@@ -16,7 +16,7 @@ from hooks.averaging.parameter_registry import ParameterRegistry
 from hooks.averaging.period_groups import machine_group
 from hooks.averaging.schedule import AveragingSchedule
 from hooks.communication import AllReduceMean
-from hooks.work_queue import work_queue_of
+from hooks.work_queue import done_future, work_queue_of
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +206,4 @@ def _mean(group: dist.ProcessGroup, bucket: Any) -> Future[Tensor]:
 
 
 def _keep_gradients(bucket: Any) -> Future[Tensor]:
-    buffer = bucket.buffer()
-    done: Future[Tensor] = Future(devices=[] if buffer.device.type == "cpu" else [buffer.device])
-    done.set_result(buffer)
-    return done
+    return done_future(bucket.buffer())

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hooks.averaging.compression import Compression
-from sharding.transport import Range, Transport, Work, make_transport
+from sharding.transport import Range, Transport, make_transport
 from sharding.transport.groups import GroupRank, device_of, format_ranks, new_subgroup, ranks_of
 from sharding.transport.work import StreamEvent
 from sharding.zero.collective import all_gather_bytes
@@ -171,29 +171,27 @@ class RankMeans:
         """Compute the means of these buffers, in place."""
         device = flats[0].device if flats else device_of(self._group)
         check_same_digest(self._group, digest, device)
-        parts = [part for flat in flats for part in self._split(flat)]
-        for work in [self._reduce_scatter(part) for part in parts]:
+        parts: list[tuple[Transport, Tensor, list[Range]]] = []
+        for flat in flats:
+            transport, bucket = self._transport(flat.device), self._bucket_bytes
+            size = flat.numel() if bucket is None else max(1, bucket // flat.element_size())
+            parts += [
+                (transport, part, even_ranges(part.numel(), transport.size))
+                for part in flat.split(size)
+            ]
+        works = [
+            transport.reduce_scatter(part, ranges, average=is_divided_first(part.dtype))
+            for transport, part, ranges in parts
+        ]
+        for work in works:
             work.wait()
         works = []
-        for part in parts:
-            transport = self._transport(part.device)
-            ranges = even_ranges(part.numel(), transport.size)
+        for transport, part, ranges in parts:
             if not is_divided_first(part.dtype):
                 part[slice(*ranges[transport.rank])].div_(transport.size)
             works.append(transport.all_gather(part, ranges))
         for work in works:
             work.wait()
-
-    def _reduce_scatter(self, part: Tensor) -> Work:
-        transport = self._transport(part.device)
-        ranges = even_ranges(part.numel(), transport.size)
-        return transport.reduce_scatter(part, ranges, average=is_divided_first(part.dtype))
-
-    def _split(self, flat: Tensor) -> Sequence[Tensor]:
-        if self._bucket_bytes is None:
-            return [flat]
-        parts: tuple[Tensor, ...] = flat.split(max(1, self._bucket_bytes // flat.element_size()))
-        return parts
 
 
 def flatten_copies(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -21,14 +21,12 @@ def launch(settings: Settings) -> list[RankResult]:
         "OMP_NUM_THREADS": "1",  # BLAS reads it before Python runs
         "PYTHONSAFEPATH": "1",  # the working directory may have another package `hooks`
     }
-    module, trainers = "hooks.demo.train", settings.ranks
-    if settings.front_end == RPC:
-        module, trainers = "hooks.demo.rpc_train", 1
+    trainers = 1 if settings.front_end == RPC else settings.ranks
     with tempfile.TemporaryDirectory(prefix="functional-optim-demo-") as folder:
         command = [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--standalone", "--nproc-per-node", str(settings.ranks)),
-            *("-m", module),
+            *("-m", "hooks.demo.train"),
             *("--settings", settings.to_json(), "--results", folder),
         ]
         code = _run(command, environment)

@@ -69,10 +69,8 @@ def show(console: Console, ranks: Sequence[RankResult]) -> None:
 def curves(ranks: Sequence[RankResult]) -> Table:
     """Return a table of the losses of all runs, at the steps with a validation loss."""
     runs = ranks[0].runs
-    table = Table(title="Loss per character, in nats", title_justify="left")
     titles = [f"{what} {run.name}" for what in ("train", "valid.") for run in runs]
-    for title in ("steps", *titles):
-        table.add_column(title, justify="right")
+    table = _table("Loss per character, in nats", "steps", *titles)
     trained = [mean_losses(same_run(ranks, index)) for index in range(len(runs))]
     before = 0
     for points in zip(*(run.validation for run in runs), strict=True):
@@ -90,11 +88,8 @@ def curves(ranks: Sequence[RankResult]) -> Table:
 
 def memory(ranks: Sequence[RankResult]) -> Table:
     """Return a table of the memory of each rank."""
-    table = Table(title="Memory in MiB, on each rank", title_justify="left")
-    table.add_column("rank", justify="right")
-    table.add_column("run")
-    for title in ("parameters", "gradients", "optimizer state", "process, peak"):
-        table.add_column(title, justify="right")
+    titles = ("rank", "run", "parameters", "gradients", "optimizer state", "process, peak")
+    table = _table("Memory in MiB, on each rank", *titles)
     for one in ranks:
         for run in one.runs:
             held = (run.parameter_bytes, run.gradient_bytes, run.state_bytes)
@@ -106,11 +101,8 @@ def memory(ranks: Sequence[RankResult]) -> Table:
 
 def workers_of(runs: Sequence[RunResult]) -> Table:
     """Return a table of each worker's memory, and of the bytes that it received and sent."""
-    table = Table(title="Workers: steps, and MiB held and sent", title_justify="left")
-    table.add_column("run")
-    table.add_column("worker")
-    for title in ("steps", "parameters", "state", "gradients in", "parameters out"):
-        table.add_column(title, justify="right")
+    titles = ("run", "worker", "steps", "parameters", "state", "gradients in", "parameters out")
+    table = _table("Workers: steps, and MiB held and sent", *titles)
     for run in runs:
         for one in run.workers:
             moved = (one.parameter_bytes, one.state_bytes, one.gradient_bytes, one.read_bytes)
@@ -142,10 +134,8 @@ def sent_shares(ranks: Sequence[RankResult]) -> str:
 
 def differences(ranks: Sequence[RankResult]) -> Table:
     """Return a table of the differences of runs from run A, and of ranks from rank 0."""
-    table = Table(title="Largest absolute difference, on any rank", title_justify="left")
-    table.add_column("between")
-    table.add_column("losses", justify="right")
-    table.add_column(f"{ranks[0].numel:,} final parameters", justify="right")
+    titles = ("between", "losses", f"{ranks[0].numel:,} final parameters")
+    table = _table("Largest absolute difference, on any rank", *titles)
     first, *others = (same_run(ranks, index) for index in range(len(ranks[0].runs)))
     for run in others:
         losses = largest(loss_difference(*pair) for pair in zip(first, run, strict=True))
@@ -168,6 +158,15 @@ def verdict(ranks: Sequence[RankResult]) -> str:
     losses += [f"{run.name}'s {run.validation[-1][1]:.3f}" for run in runs if not run.exact]
     suffix = ", at the end" if len(exact) == 1 else ", on every rank" if len(ranks) > 1 else ""
     return f"{who} agree in every bit{suffix}; validation loss {', '.join(losses)}."
+
+
+def _table(title: str, *columns: str) -> Table:
+    """Return a table without rows; columns of numbers are aligned right."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        is_text = column in {"run", "worker", "between"}
+        table.add_column(column, justify="left" if is_text else "right")
+    return table
 
 
 def _mib(count: float) -> str:

@@ -5,10 +5,11 @@ Started by ``torchrun`` (see ``launch.py``); saves its results for the process t
 
 import argparse
 import copy
+import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,10 +18,12 @@ import torch.distributed as dist
 from hooks.demo import text
 from hooks.demo.front_ends import FRONT_ENDS, ComparedRun, HyperParameters
 from hooks.demo.model import Decoder, generate
+from hooks.demo.processes import rpc_process
 from hooks.demo.progress import Progress
 from hooks.demo.result import RankResult
+from hooks.demo.rpc_run import LocalRun, WorkerRun
 from hooks.demo.run import BaseRun, DemoRun
-from hooks.demo.settings import Settings
+from hooks.demo.settings import RPC, Settings
 
 SAMPLE_PROMPT = "The "
 SAMPLE_LENGTH = 240
@@ -90,31 +93,40 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
-@contextmanager
-def process_group() -> Iterator[None]:
-    """Connect the ranks that torchrun started, by gloo."""
-    dist.init_process_group("gloo")
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 def main() -> None:
-    settings, folder = parse_arguments("One rank of `functional-optim demo`.")
-    with process_group():
-        specs = FRONT_ENDS[settings.front_end](settings.ranks)
-        train_and_compare(settings, specs, DemoRun, dist.get_rank()).save(folder)
-
-
-def parse_arguments(description: str) -> tuple[Settings, Path]:
-    """Return the settings and the folder for results; also set torch to one thread."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description="One rank of `functional-optim demo`.")
     parser.add_argument("--settings", type=Settings.from_json, required=True)
     parser.add_argument("--results", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the ranks share the cores, and sums keep one order
-    return arguments.settings, arguments.results
+    train = _train_over_rpc if arguments.settings.front_end == RPC else _train_by_ddp
+    train(arguments.settings, arguments.results)
+
+
+def _train_by_ddp(settings: Settings, folder: Path) -> None:
+    dist.init_process_group("gloo")
+    try:
+        specs = FRONT_ENDS[settings.front_end](settings.ranks)
+        train_and_compare(settings, specs, DemoRun, dist.get_rank()).save(folder)
+    finally:
+        dist.destroy_process_group()
+
+
+def _train_over_rpc(settings: Settings, folder: Path) -> None:
+    """Train on rank 0; the other ranks own the parameters."""
+    rank = int(os.environ["RANK"])
+    workers = [f"worker{one}" for one in range(1, settings.ranks)]
+    where = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
+    away = partial(WorkerRun, workers=workers)
+    specs = [
+        ComparedRun("A", "torch.optim.AdamW, in one process", LocalRun, exact=True),
+        ComparedRun("B", f"DistributedOptimizer, parameters on {where}", away, exact=True),
+    ]
+    with rpc_process(["trainer", *workers][rank], rank, settings.ranks):
+        if rank == 0:
+            train_and_compare(
+                settings, specs, lambda spec, *more: spec.build(spec, *more), rank=0
+            ).save(folder)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ not, and need an atomic store with release order and a load with acquire order, 
 import ctypes
 import mmap
 import platform
-from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
 
 from functional_optim.native.cache import CompileError, library
 
@@ -28,13 +26,6 @@ extern "C" void release(long long* to, long long value) {
 _FLAGS = ("-O2", "-fPIC", "-shared")
 
 
-class _Functions(NamedTuple):
-    """Atomic operations on addresses."""
-
-    acquire: Callable[[int], int]
-    release: Callable[[int, int], None]
-
-
 def unsupported_reason() -> str:
     """Return why this machine has no ordered access to shared memory; empty if it has."""
     try:
@@ -48,8 +39,8 @@ def unsupported_reason() -> str:
 
 
 @lru_cache(maxsize=1)
-def _functions() -> _Functions | None:
-    """Return the atomic operations, or None if the processor keeps the order.
+def _functions() -> ctypes.CDLL | None:
+    """Return a library with the atomic operations, or None if the processor keeps the order.
 
     Raises:
         CompileError: the C++ code cannot be compiled.
@@ -60,7 +51,7 @@ def _functions() -> _Functions | None:
     compiled.acquire.argtypes, compiled.acquire.restype = [ctypes.c_void_p], ctypes.c_longlong
     compiled.release.argtypes = [ctypes.c_void_p, ctypes.c_longlong]
     compiled.release.restype = None
-    return _Functions(compiled.acquire, compiled.release)
+    return compiled
 
 
 class AtomicTable:
@@ -85,7 +76,7 @@ class AtomicTable:
         """Read an integer. Later reads see all writes that the writer made before its release."""
         if self._functions is None:
             return self._numbers[index]
-        return self._functions.acquire(self._start + 8 * index)
+        return int(self._functions.acquire(self._start + 8 * index))
 
     def release(self, index: int, value: int) -> None:
         """Write an integer. A process that acquires it sees all earlier writes of this process."""

@@ -94,7 +94,7 @@ class GlooTransport:
             return StreamEvent(flat.device)
         self._limit_in_flight()
         divisor = prepare_average(flat, ranges) if average else 1
-        own = _part(real, cuts[self.rank])
+        own = real[slice(*cuts[self.rank])]
         others = [rank for rank in range(self.size) if rank != self.rank]
         nbytes = own.numel() * own.element_size()
         buffer = self.scratch.acquire(len(others) * nbytes)
@@ -108,7 +108,7 @@ class GlooTransport:
         for step in range(1, self.size):  # so that no rank is the first target of all others
             source, target = (self.rank - step) % self.size, (self.rank + step) % self.size
             moves.append((Direction.FROM, source, targets[source]))
-            moves.append((Direction.TO, target, _part(real, cuts[target])))
+            moves.append((Direction.TO, target, real[slice(*cuts[target])]))
         per_element = 2 if flat.is_complex() else 1
         operation = f"reduce_scatter {number}"
         messages = self._launch_messages(operation, moves, per_element, tag)
@@ -164,11 +164,11 @@ class GlooTransport:
             self._gathering.popleft()
         operation = f"all_gather {next(self._gathers)}"
         messages = [
-            launch_broadcast(operation, self.group, rank, _part(raw, cuts[rank]), stop - start)
+            launch_broadcast(operation, self.group, rank, raw[slice(*cuts[rank])], stop - start)
             for rank, (start, stop) in enumerate(ranges)
             if start < stop
         ]
-        self._count(_part(raw, cuts[self.rank]), self.size - 1)
+        self._count(raw[slice(*cuts[self.rank])], self.size - 1)
         work = PendingWork(partial(wait_messages, operation, self.group, messages))
         self._gathering.append(work)  # kept, because gloo writes to its memory
         return work
@@ -183,7 +183,3 @@ class GlooTransport:
 
     def _count(self, part: Tensor, times: int) -> None:
         self.bytes_sent += times * part.numel() * part.element_size()
-
-
-def _part(flat: Tensor, cut: Range) -> Tensor:
-    return flat[cut[0] : cut[1]]

@@ -117,9 +117,7 @@ class NcclTransport:
         whole = real[cuts[0][0] : cuts[-1][1]] if adjacent else torch.cat(parts)
         piece = self._own_piece(whole)
         work = dist.reduce_scatter_single(piece, whole, group=self.group, async_op=True)
-        if adjacent:
-            return NcclWork("reduce_scatter", self.group, flat, work)
-        finish = partial(own.copy_, piece)
+        finish = None if adjacent else partial(own.copy_, piece)
         return NcclWork("reduce_scatter", self.group, flat, work, whole, finish)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
@@ -140,10 +138,7 @@ class NcclTransport:
         if not adjacent:
             piece.copy_(own)
         work = dist.all_gather_single(whole, piece, group=self.group, async_op=True)
-        if adjacent:
-            return NcclWork("all_gather", self.group, flat, work)
-        gathered = whole.split(len(own)) if len(own) else []
-        finish = partial(_copy_others, parts, gathered, self.rank)
+        finish = None if adjacent else partial(_copy_others, parts, whole, self.rank)
         return NcclWork("all_gather", self.group, flat, work, whole, finish)
 
     def _own_piece(self, whole: Tensor) -> Tensor:
@@ -152,9 +147,10 @@ class NcclTransport:
         return whole[self.rank * length : (self.rank + 1) * length]
 
 
-def _copy_others(parts: Sequence[Tensor], gathered: Sequence[Tensor], rank: int) -> None:
+def _copy_others(parts: Sequence[Tensor], whole: Tensor, rank: int) -> None:
     """Copy the parts of other ranks from staging memory to the buffer."""
-    for other, (part, one) in enumerate(zip(parts, gathered, strict=False)):
+    gathered = whole.view(len(parts), len(parts[rank]))
+    for other, (part, one) in enumerate(zip(parts, gathered, strict=True)):
         if other != rank:
             part.copy_(one)
 
