@@ -26,8 +26,6 @@ RANGE = "functional_optim.step_hook"
 class _Bucket(NamedTuple):
     """Parameters of a GradBucket that the hook steps."""
 
-    buffer: Tensor
-    params: list[Tensor]
     names: list[str]
     gradients: list[Tensor]
     number: int
@@ -155,7 +153,7 @@ def build_hook(
         return stepper.driver.submit(
             own.number,
             lambda: stepper.step(own, used, communication),
-            own.buffer.device,
+            bucket.buffer().device,
             ready=communication.ready,
         )
 
@@ -180,15 +178,16 @@ class _Stepper:
         """Add a bucket, and start to ask which of its parameters were used."""
         position = self.driver.position_of(bucket)
         buffer, params = bucket.buffer(), bucket.parameters()
-        own = _Bucket(buffer, [], [], [], position.number, position.last)
+        own = _Bucket([], [], position.number, position.last)
+        stepped = []
         for param, gradient in zip(params, bucket_gradients(buffer, params), strict=True):
             name = self._state.name_of(param)
             if name is not None:
-                own.params.append(param)
+                stepped.append(param)
                 own.names.append(name)
                 own.gradients.append(gradient)
         self.driver.add_bucket(position, own.names)
-        return own, self.driver.exchange_used(own.params, buffer.device)
+        return own, self.driver.exchange_used(stepped, buffer.device)
 
     def step(self, own: _Bucket, used: UsedFlags | None, communication: Communication) -> Tensor:
         """Wait for a bucket, and step its parameters; with the last bucket, those that wait."""
@@ -196,7 +195,7 @@ class _Stepper:
             self._waiting = []
         reduced = communication.wait()
         if reduced.is_sparse:  # a sparse result has no views
-            own = own._replace(buffer=reduced, gradients=[reduced] * len(own.gradients))
+            own = own._replace(gradients=[reduced] * len(own.gradients))
         self._waiting.append((own, used_flags(used, len(own.names))))
         if own.last or not self._state.measured:
             waiting, self._waiting = self._waiting, []

@@ -17,7 +17,7 @@ from hooks.zero.bucket import BucketCache, Reduction, ZeroBucket
 from sharding import ParameterSpec, Pieces, ShardPlan, plan
 from sharding.transport.local import LocalTransport, LocalWorld
 from sharding.transport.local_group import LocalGroup
-from sharding.transport.local_rendezvous import Rendezvous
+from sharding.transport.protocol import Work
 from sharding.zero import coalescing
 from sharding.zero.gather import GatherWork, plan_gather
 from sharding.zero.parameter_memory import ParameterMemory
@@ -212,7 +212,7 @@ class Recorded(LocalTransport):
         super().__init__(group)
         self.flats: list[Tensor] = []
 
-    def _launch(self, what: str, flat: Tensor, *more: object) -> Rendezvous:
+    def _launch(self, what: str, flat: Tensor, *more: Any) -> Work:
         self.flats.append(flat)
         return super()._launch(what, flat, *more)
 

@@ -58,17 +58,10 @@ def one_call_is_one_step(subject: AveragerSubject, training: Training) -> None:
 def written_when_due(subject: AveragerSubject, training: Training) -> None:
     """After a step that is not due, parameters are what the rank's own step made of them."""
     due = _due(subject, training)
-
-    def run(group: Any) -> None:
-        replica = Replica(subject, training, group)
-        for step in range(training.steps):
-            replica.step(step)
-            before = replica.values()
-            replica.average()
+    for seen in _train_steps(subject, training):
+        for step, (before, after) in enumerate(seen):
             if not due(step):
-                require_same(f"parameters after step {step}", replica.values(), before)
-
-    LocalWorld(training.ranks).run(run)
+                require_same(f"parameters after step {step}", after, before)
 
 
 def ranks_agree(subject: AveragerSubject, training: Training) -> None:
@@ -84,19 +77,7 @@ def ranks_agree(subject: AveragerSubject, training: Training) -> None:
 
 def mean_of_float64(subject: AveragerSubject, training: Training) -> None:
     """After a step that is due, parameters are the mean over all ranks, within an ulp bound."""
-    due = _due(subject, training)
-
-    def run(group: Any) -> list[tuple[list[Tensor], list[Tensor]]]:
-        replica = Replica(subject, training, group)
-        seen = []
-        for step in range(training.steps):
-            replica.step(step)
-            before = replica.values()
-            replica.average()
-            seen.append((before, replica.values()))
-        return seen
-
-    ranks = LocalWorld(training.ranks).run(run)
+    due, ranks = _due(subject, training), _train_steps(subject, training)
     eps, more = torch.finfo(training.dtype).eps, subject.ulps * training.ulp()
     for step in filter(due, range(training.steps)):
         for place in range(len(training.shapes)):
@@ -229,14 +210,27 @@ def _due(subject: AveragerSubject, training: Training) -> Callable[[int], bool]:
     return lambda step: asked(step, **training.kwargs)
 
 
-def _train(subject: AveragerSubject, training: Training) -> list[History]:
-    """Return the parameters of each rank after each step."""
+def _train_steps(
+    subject: AveragerSubject, training: Training
+) -> list[list[tuple[list[Tensor], list[Tensor]]]]:
+    """Return the parameters of each rank at each step, before and after averaging."""
 
-    def run(group: Any) -> History:
+    def run(group: Any) -> list[tuple[list[Tensor], list[Tensor]]]:
         replica = Replica(subject, training, group)
-        return [replica.values() for _ in replica.train()]
+        seen = []
+        for step in range(training.steps):
+            replica.step(step)
+            before = replica.values()
+            replica.average()
+            seen.append((before, replica.values()))
+        return seen
 
     return LocalWorld(training.ranks).run(run)
+
+
+def _train(subject: AveragerSubject, training: Training) -> list[History]:
+    """Return the parameters of each rank after each step."""
+    return [[after for _, after in seen] for seen in _train_steps(subject, training)]
 
 
 class _Squares(nn.Module):

@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim._torch import ACTIVE_DDP_MODULE
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, prepare_average
 from sharding.transport.local_group import LocalGroup
-from sharding.transport.local_rendezvous import Rendezvous, WorldState
+from sharding.transport.local_rendezvous import WorldState
 from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, Work
 from sharding.transport.work import PendingWork
@@ -163,19 +163,6 @@ def _stacks(threads: Sequence[threading.Thread]) -> str:
     )
 
 
-class _SentPart:
-    """Part of a buffer that is sent, and a copy of its values at the launch."""
-
-    def __init__(self, part: Tensor) -> None:
-        self.part = part
-        self.copy = part.clone()
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Return True if the bits are those of the launch."""
-        return torch.equal(self.part.view(torch.uint8), self.copy.view(torch.uint8))
-
-
 class LocalTransport:
     """Transport between ranks of one process; see :class:`~sharding.transport.Transport`.
 
@@ -216,62 +203,58 @@ class LocalTransport:
         check_buffer(flat, ranges, self.size)
         real, cuts = as_real(flat, ranges)
         divisor = prepare_average(flat, ranges) if average else 1
-        sent = {rank: _SentPart(real[start:stop]) for rank, (start, stop) in enumerate(cuts)}
-        self._count(one.part for rank, one in sent.items() if rank != self.rank)
-        rendezvous = self._launch(f"reduce_scatter, average={average},", flat, ranges, sent)
+        parts = [real[start:stop] for start, stop in cuts]
+        self._count(part for rank, part in enumerate(parts) if rank != self.rank)
 
-        def add(inputs: Mapping[int, Any]) -> None:
-            others = [
-                inputs[rank][self.rank].copy for rank in range(self.size) if rank != self.rank
-            ]
+        def add(sent: Mapping[int, Sequence[Tensor]]) -> None:
+            others = [sent[rank][self.rank] for rank in range(self.size) if rank != self.rank]
             others = [one.clone() for one in others]  # the sum overwrites its terms
-            add_in_rank_order(sent[self.rank].part, self.rank, others, divisor)
+            add_in_rank_order(parts[self.rank], self.rank, others, divisor)
 
-        return _work(rendezvous, sent.values(), add)
+        return self._launch(f"reduce_scatter, average={average},", flat, ranges, parts, add)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
         """Gather ranges: see :meth:`sharding.transport.Transport.all_gather`."""
         check_buffer(flat, ranges, self.size)
         raw, cuts = as_bytes(flat, ranges)
         parts = [raw[start:stop] for start, stop in cuts]
-        own = _SentPart(parts[self.rank])
-        self._count(own.part for _ in range(self.size - 1))
-        rendezvous = self._launch("all_gather", flat, ranges, own)
+        own = parts[self.rank]
+        self._count(own for _ in range(self.size - 1))
 
-        def copy(inputs: Mapping[int, Any]) -> None:
+        def copy(sent: Mapping[int, Sequence[Tensor]]) -> None:
             for rank, part in enumerate(parts):
                 if rank != self.rank:
-                    part.copy_(inputs[rank].copy)
+                    part.copy_(sent[rank][0])
 
-        return _work(rendezvous, [own], copy)
+        return self._launch("all_gather", flat, ranges, [own], copy)
 
     def _launch(
-        self, operation: str, flat: Tensor, ranges: Sequence[Range], sent: Any
-    ) -> Rendezvous:
+        self,
+        operation: str,
+        flat: Tensor,
+        ranges: Sequence[Range],
+        parts: Sequence[Tensor],
+        write: Callable[[Mapping[int, Sequence[Tensor]]], None],
+    ) -> Work:
+        """Send copies of parts; ``write`` writes the copies of all ranks to the buffer."""
         text = (
             f"{operation} of {flat.numel()} x {flat.dtype}, ranges {[tuple(one) for one in ranges]}"
         )
-        return self._local.join(self._sequence, text, sent)
+        copies = [part.clone() for part in parts]
+        rendezvous = self._local.join(self._sequence, text, copies)
+
+        def finish() -> None:
+            sent = rendezvous.wait()
+            for part, copy in zip(parts, copies, strict=True):
+                if not torch.equal(part.view(torch.uint8), copy.view(torch.uint8)):
+                    raise RuntimeError(
+                        f"{text}: the buffer was written to before the operation was waited for; "
+                        "until then it must be left alone"
+                    )
+            with torch.no_grad():
+                write(sent)
+
+        return PendingWork(finish)
 
     def _count(self, parts: Iterable[Tensor]) -> None:
         self.bytes_sent += sum(part.numel() * part.element_size() for part in parts)
-
-
-def _work(
-    rendezvous: Rendezvous,
-    sent: Iterable[_SentPart],
-    write: Callable[[Mapping[int, Any]], None],
-) -> Work:
-    """Return the handle of an operation; ``write`` writes received values to the buffer."""
-
-    def finish() -> None:
-        inputs = rendezvous.wait()
-        if not all(one.is_unchanged for one in sent):
-            raise RuntimeError(
-                f"{rendezvous.operation}: the buffer was written to before the operation was "
-                "waited for; until then it must be left alone"
-            )
-        with torch.no_grad():
-            write(inputs)
-
-    return PendingWork(finish)

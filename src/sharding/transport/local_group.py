@@ -4,7 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial, reduce
+from functools import reduce
 from threading import Thread
 from typing import Any
 
@@ -188,13 +188,16 @@ class _LocalWork(dist.Work):
             self._rendezvous.wait()
             return self._result
 
+        def complete() -> None:
+            self._rendezvous.ended.wait()
+            ended.set_result(None)
+
         # With set_exception instead of this callback, C++ would use the exception as the value.
         done = ended.then(finish)
-        if self._rendezvous.ended:
-            ended.set_result(None)
+        if self._rendezvous.ended.is_set():
+            complete()
         else:
             # Callbacks of the future may wait for other ranks, so they get a thread of their own:
             # the thread of the rank that comes last must not wait.
-            complete = partial(Thread, target=ended.set_result, args=(None,), daemon=True)
-            self._rendezvous.add_done_callback(lambda: complete().start())
+            Thread(target=complete, daemon=True).start()
         return done

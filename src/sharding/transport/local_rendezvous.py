@@ -8,7 +8,6 @@ from sharding.transport.protocol import TransportError
 
 Action = Callable[[Mapping[int, Any]], None]
 """Runs an operation on the values of all ranks, by group rank."""
-Callbacks = Sequence[Callable[[], object]]
 
 
 class Rendezvous:
@@ -27,10 +26,8 @@ class Rendezvous:
         self.error: str | None = None
         self.ranks = ranks
         self.members = members
-        self.ended = False
-        self._event = threading.Event()
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], object]] = []
+        self.ended = threading.Event()
+        """Set at the end of the operation, also after an error."""
 
     @property
     def missing(self) -> list[int]:
@@ -47,32 +44,24 @@ class Rendezvous:
         Args:
             seconds: timeout of this wait; by default none.
         """
-        if not self._event.wait(seconds):
+        if not self.ended.wait(seconds):
             raise RuntimeError(f"{self.operation}: timed out after {seconds} s")
         if self.error is not None:
             raise TransportError(self.error)
         return self.inputs
 
-    def add_done_callback(self, callback: Callable[[], object]) -> None:
-        """Call a function at the end of the operation, also after an error; now if it has ended."""
-        with self._lock:
-            if not self.ended:
-                self._callbacks.append(callback)
-                return
-        callback()
+    def run(self, action: Action) -> None:
+        """Run the operation on the values of all ranks, and end it."""
+        try:
+            action({rank: self.inputs[rank] for rank in sorted(self.inputs)})
+        except Exception as error:  # noqa: BLE001  raised by every rank that waits
+            self.error = f"{self.operation}: {type(error).__name__}: {error}"
+        self.ended.set()
 
-    def end(self) -> Callbacks:
-        """Wake up all waiting ranks. Return the callbacks, for the caller to call."""
-        with self._lock:
-            self.ended = True
-            self._event.set()
-            callbacks, self._callbacks = self._callbacks, []
-        return callbacks
-
-    def fail(self, error: str) -> Callbacks:
-        """End the operation with an error, unless it has one already. Return the callbacks."""
+    def fail(self, error: str) -> None:
+        """End the operation with an error, unless it has one already."""
         self.error = self.error or error
-        return self.end()
+        self.ended.set()
 
 
 class WorldState:
@@ -96,25 +85,23 @@ class WorldState:
         Returns:
             The rendezvous of all ranks.
         """
-        callbacks: Callbacks = []
         with self.changed:
             found = self._pending.setdefault(key, new)
             self.arrivals += 1
             found.inputs[rank] = value
             if found.operation != new.operation:
                 first = next(iter(found.inputs))
-                callbacks = found.fail(
+                found.fail(
                     f"ranks are out of step: {found.format_rank(first)} is at {found.operation}, "
                     f"and {found.format_rank(rank)} at {new.operation}; all must launch the same "
                     "operations in the same order"
                 )
-            elif not found.ended and found.missing:
-                callbacks = self._fail_if_left(found)
-            elif not found.ended:
+            elif not found.ended.is_set() and found.missing:
+                self._fail_if_left(found)
+            elif not found.ended.is_set():
                 del self._pending[key]
-                callbacks = _run(found, action)
+                found.run(action)
             self.changed.notify_all()
-        _call_all(callbacks)
         return found
 
     def wait_for_progress(self) -> bool:
@@ -134,41 +121,25 @@ class WorldState:
         """
         with self.changed:
             self.left[rank] = why
-            pending = [found for found in self._pending.values() if not found.ended]
-            callbacks = [call for found in pending for call in self._fail_if_left(found)]
+            for found in self._pending.values():
+                if not found.ended.is_set():
+                    self._fail_if_left(found)
             self.changed.notify_all()
-        _call_all(callbacks)
 
     def fail_pending(self) -> None:
         """Fail all operations that wait for a rank, after the timeout."""
         with self.changed:
-            callbacks: list[Callable[[], object]] = []
             for found in self._pending.values():
-                if not found.ended:
+                if not found.ended.is_set():
                     whom = ", ".join(map(found.format_rank, found.missing))
                     text = f"waited {self.seconds:g} s for {whom}, in vain"
-                    callbacks += found.fail(f"{found.operation}: {text}")
-        _call_all(callbacks)
+                    found.fail(f"{found.operation}: {text}")
 
-    def _fail_if_left(self, found: Rendezvous) -> Callbacks:
+    def _fail_if_left(self, found: Rendezvous) -> None:
         """Fail an operation if it waits for a rank that has left."""
         lost = [rank for rank in found.missing if found.ranks[rank] in self.left]
-        if not lost:
-            return []
-        whom = ", and ".join(
-            f"{found.format_rank(rank)}, which {self.left[found.ranks[rank]]}" for rank in lost
-        )
-        return found.fail(f"{found.operation}: lost {whom}")
-
-
-def _run(found: Rendezvous, action: Action) -> Callbacks:
-    try:
-        action({rank: found.inputs[rank] for rank in sorted(found.inputs)})
-    except Exception as error:  # noqa: BLE001  raised by every rank that waits
-        found.error = f"{found.operation}: {type(error).__name__}: {error}"
-    return found.end()
-
-
-def _call_all(callbacks: Callbacks) -> None:
-    for callback in callbacks:
-        callback()
+        if lost:
+            whom = ", and ".join(
+                f"{found.format_rank(rank)}, which {self.left[found.ranks[rank]]}" for rank in lost
+            )
+            found.fail(f"{found.operation}: lost {whom}")
