@@ -36,10 +36,7 @@ class BucketPositions:
     DDP passes the position, except in the first iteration of a static graph. There it reduces all
     buckets at the end of backward, gives each the index 0, and marks none as the last (unless
     there is only one). So if a pass brings a second bucket with index 0, the position follows from
-    the parameters.
-
-    Args:
-        reduced: all parameters whose gradients DDP reduces.
+    the parameters that DDP reduces.
     """
 
     def __init__(self, reduced: Iterable[Tensor]) -> None:

@@ -44,12 +44,7 @@ atexit.register(_wait_for_gloo)
 
 
 class AllReduceMean:
-    """Mean over ranks in progress, in place, with the same bits as torch's ``allreduce_hook``.
-
-    Args:
-        group: the ranks.
-        buffer: dense or sparse.
-    """
+    """Mean over ranks in progress, in place, with the same bits as torch's ``allreduce_hook``."""
 
     ready = True
     """On an accelerator, waiting does not block the host."""
@@ -77,12 +72,7 @@ class AllReduceMean:
 
 
 class HookResult:
-    """Result of a user's communication hook, possibly still in progress.
-
-    Args:
-        buffer: of the bucket; the gradients are views of it.
-        future: as the hook returned it.
-    """
+    """Result of a user's communication hook, possibly still in progress."""
 
     def __init__(self, buffer: Tensor, future: Future[Any]) -> None:
         self._buffer, self._future = buffer, future

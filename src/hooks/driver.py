@@ -144,11 +144,7 @@ def used_flags(used: UsedFlags | None, count: int) -> list[bool]:
 
 
 class Iteration:
-    """Parameters that the buckets of the current iteration have brought so far.
-
-    Args:
-        names: all parameters to step.
-    """
+    """Parameters that the buckets of the current iteration have brought so far, of all to step."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)

@@ -8,9 +8,5 @@ from functional_optim._torch import is_profiling
 
 
 def named_range(name: str) -> AbstractContextManager[object]:
-    """Return a context that shows its body under this name, if a profiler is active.
-
-    Args:
-        name: starts with ``functional_optim.``, as all ranges of this project.
-    """
+    """Return a context that shows its body under this name, if a profiler is active."""
     return profiler.record_function(name) if is_profiling() else nullcontext()

@@ -131,12 +131,7 @@ def step_hook(
 def build_hook(
     optimizer_state: OptimizerState, inner_hook: Hook = allreduce_hook, *, in_order: bool = False
 ) -> Hook:
-    """Return the hook of :func:`step_hook`, without registering it.
-
-    Args:
-        optimizer_state: the optimizer, with the parameters and state to step.
-        inner_hook, in_order: as for :func:`step_hook`.
-    """
+    """Return the hook of :func:`step_hook`, without registering it."""
     stepper = _Stepper(optimizer_state)
     before: list[Communication] = []
 

@@ -4,13 +4,13 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from functional_optim.core.format import format_value
 from functional_optim.core.stage import block_size_of
 from sharding.cost import ByteCost, Cost, ElementCost, StepCost, costs_of
 from sharding.optimizer_costs import OptimizerOrFactory, optimizers_of
-from sharding.pieces import Pieces
+from sharding.pieces import NO_PIECES, Pieces
 from sharding.policies import POLICIES, REMOVED, hierarchical, removed, two_resource
 from sharding.problem import Assignment, Policy, Problem
 from sharding.spec import Specs, kind_of
@@ -58,17 +58,6 @@ def _has_time(policy: Any, options: Mapping[str, Any]) -> bool:
     return True
 
 
-class OwnedSpecs(NamedTuple):
-    """Parameters that already have owners. They precede the parameters to assign."""
-
-    parameters: int
-    """Number of parameters."""
-    pieces: Pieces
-
-
-NOTHING = OwnedSpecs(0, Pieces((), (), (), ()))
-
-
 def assign(
     specs: Specs,
     ranks: int,
@@ -76,18 +65,17 @@ def assign(
     optimizer: OptimizerOrFactory | None,
     cost: Cost | None,
     options: Mapping[str, Any],
-    owned: OwnedSpecs = NOTHING,
+    owned: Pieces = NO_PIECES,
 ) -> Assignment:
     """Run a policy, and check that the optimizers allow its cuts.
 
     Args:
         specs: of all parameters; those with owners come first.
         ranks: number of ranks.
-        policy: assigns the remaining parameters.
+        policy, options: assign the remaining parameters.
         optimizer: of the parameters.
         cost: cost model; None for that of the optimizer and the policy.
-        options: of the policy.
-        owned: the parameters with owners.
+        owned: the pieces of the parameters with owners.
 
     Returns:
         The pieces of the parameters without owners, numbered from 0.
@@ -95,12 +83,12 @@ def assign(
     units = units_of(specs)
     model = cost_model(optimizer, cost, has_time=_has_time(policy, options))
     costs = costs_of(model, units.specs)
-    own = pieces_of_units(owned.pieces, units)
+    own = pieces_of_units(owned, units)
     sizes, times = (
         own.sum_by_rank(weights.of(own.parameter, own.lengths), ranks)
         for weights in (costs.bytes, costs.time)
     )
-    new = units.after(owned.parameters)
+    new = units.after(owned.parameter[-1] + 1 if len(owned) else 0)
     first = len(units.specs) - len(new.specs)
     optimizers = [] if optimizer is None else optimizers_of(new.specs, optimizer)
     distinct = {id(one): one for one in optimizers}

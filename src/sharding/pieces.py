@@ -52,6 +52,9 @@ class Pieces:
         return tuple(sums)
 
 
+NO_PIECES = Pieces((), (), (), ())
+
+
 def whole_pieces(numels: Sequence[int], ranks: Sequence[int]) -> Pieces:
     """Return a piece for each whole parameter, on the given ranks."""
     return Pieces(tuple(range(len(numels))), (0,) * len(numels), tuple(numels), tuple(ranks))
@@ -68,9 +71,7 @@ def pieces_of(rows: Iterable[Row]) -> Pieces:
                 joined[-1] = (parameter, start, row[2], rank)
                 continue
         joined.append(row)
-    if not joined:
-        return Pieces((), (), (), ())
-    return Pieces(*zip(*joined, strict=True))
+    return Pieces(*zip(*joined, strict=True)) if joined else NO_PIECES
 
 
 def sort_and_check(pieces: Pieces, specs: Sequence[ParameterSpec], ranks: int) -> Pieces:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sharding import plan_diff, plan_json, report, table
-from sharding.assignment import OwnedSpecs, assign, find_policy
+from sharding.assignment import assign, find_policy
 from sharding.cost import Cost
 from sharding.model_specs import as_specs
 from sharding.optimizer_costs import OptimizerOrFactory
@@ -188,8 +188,7 @@ class ShardPlan(Ownership):
         every = (*self.specs, *added)
         check_specs(every)
         _, function = find_policy(self.policy.rpartition("/")[2] if policy is None else policy)
-        owned = OwnedSpecs(len(self.specs), self.pieces)
-        found = assign(every, self.shard_ranks, function, optimizer, cost, options, owned)
+        found = assign(every, self.shard_ranks, function, optimizer, cost, options, self.pieces)
         if found.replicas != 1:
             raise ValueError(
                 f"a plan of {self.replicas} replicas is extended within each; take a policy for "

@@ -15,17 +15,11 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class SubBucket:
-    """Part of a ``torch.distributed.GradBucket``, with the methods that communication hooks call.
-
-    Args:
-        number: of the bucket, from 0.
-        flat: the gradients, concatenated.
-        params: their parameters, in the same order.
-        last: True for the last bucket of a backward pass.
-    """
+    """Part of a ``GradBucket`` of torch, with the methods that communication hooks call."""
 
     number: int
     flat: Tensor
+    """The gradients of ``params``, concatenated."""
     params: Sequence[Tensor]
     last: bool
 
@@ -90,15 +84,9 @@ class BucketHistory(Generic[Key]):
     def reduce(
         self, bucket: Any, keys: Sequence[Key], hook: Callable[[Any], Future[Tensor]]
     ) -> Future[Tensor]:
-        """Pass a bucket to a hook, whole or in parts.
+        """Pass a bucket to a hook, whole or in parts; return a future of the bucket's buffer.
 
-        Args:
-            bucket: a ``GradBucket``.
-            keys: of its parameters, in order.
-            hook: a communication hook, without its state.
-
-        Returns:
-            A future of the bucket's buffer.
+        ``keys`` are those of its parameters, in order.
         """
         parts = self._parts(keys)
         if parts == [(bucket.index(), list(range(len(keys))))]:

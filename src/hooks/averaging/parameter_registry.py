@@ -46,14 +46,7 @@ class ParameterRegistry(Generic[T]):
 
 
 class HookMemory(Protocol):
-    """State that a communication hook keeps between backward passes.
-
-    Example::
-
-        >>> from hooks.averaging.contrib import PowerSGDMemory
-        >>> all(hasattr(PowerSGDMemory, name) for name in ("state_dict", "check"))
-        True
-    """
+    """State that a communication hook keeps between backward passes."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, between two backward passes."""

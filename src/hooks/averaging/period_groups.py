@@ -18,10 +18,6 @@ def period_groups(schedule: AveragingSchedule, group: dist.ProcessGroup) -> list
     Consecutive ranks average together: with size 2, the first and second rank of the group, the
     third and fourth, and so on.
 
-    Args:
-        schedule: with the sizes.
-        group: of all ranks that average.
-
     Raises:
         ValueError: a size above that of the group, or a last size other than that of the group.
     """

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  the name that torch's own examples use
 
+TEMPERATURE = 0.6
+"""Close to 0, the likeliest token is always chosen."""
+
 
 class Block(nn.Module):
     """Attention, then two layers; each with layer norm before it and a residual connection."""
@@ -38,12 +41,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Predicts the next token at every position. Input and output embedding are tied.
 
-    Args:
-        tokens: number of different tokens.
-        context: number of tokens that a prediction can use.
-        width: length of the hidden vectors; a multiple of ``heads``.
-        heads: attention heads of each block.
-        blocks: number of blocks.
+    A prediction uses at most ``context`` tokens. ``width`` must be a multiple of ``heads``.
     """
 
     def __init__(
@@ -82,27 +80,12 @@ def mean_loss(model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor
 
 @torch.no_grad()
 def generate(
-    model: Decoder,
-    prompt: Sequence[int],
-    length: int,
-    generator: torch.Generator,
-    temperature: float = 0.6,
+    model: Decoder, prompt: Sequence[int], length: int, generator: torch.Generator
 ) -> list[int]:
-    """Extend ``prompt``, one token at a time.
-
-    Args:
-        model: a trained model.
-        prompt: at least one token.
-        length: number of tokens to add.
-        generator: of random numbers.
-        temperature: > 0; close to 0, the likeliest token is always chosen.
-
-    Returns:
-        The prompt and the added tokens.
-    """
+    """Return a prompt of at least one token, and ``length`` more tokens."""
     tokens = list(prompt)
     for _ in range(length):
         logits = model(torch.tensor([tokens[-model.context :]]))[0, -1]
-        probabilities = torch.softmax(logits / temperature, dim=0)
+        probabilities = torch.softmax(logits / TEMPERATURE, dim=0)
         tokens.append(int(torch.multinomial(probabilities, 1, generator=generator)))
     return tokens

@@ -64,12 +64,6 @@ class WorkerRun(BaseRun):
     """DistributedOptimizer with the same options, with parameters on workers by a shard plan.
 
     This process keeps only the model's shapes. Each step reads a snapshot, and sends gradients.
-
-    Args:
-        spec: of the run.
-        model: whose parameters are copied to the workers.
-        hyper: of AdamW.
-        workers: the names of their processes.
     """
 
     def __init__(

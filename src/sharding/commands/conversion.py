@@ -119,9 +119,7 @@ def params_of_file(state_dict: StateDict, model: Specs, source: str) -> ModelPar
 def params_of_old(old: OldCheckpoint, model: Specs | None) -> ModelParams:
     """Return the parameters of a checkpoint that ``ZeroRedundancyOptimizer.save`` wrote.
 
-    Args:
-        old: the checkpoint, which has names and shapes.
-        model: gives the dtypes. Without a model, parameters are float32.
+    The model gives the dtypes. Without a model, parameters are float32.
     """
     specs = {path: ParameterSpec(path, shape) for path, shape in old.parameters.items()}
     if model is not None:

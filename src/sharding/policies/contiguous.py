@@ -1,6 +1,7 @@
 """``contiguous``: each rank owns consecutive whole parameters, in the order of the model."""
 
-from sharding.policies.elements import ElementLayout, cut_at_lowest_level, to_pieces
+from sharding.pieces import pieces_of
+from sharding.policies.elements import ElementLayout, cut_at_lowest_level
 from sharding.problem import Assignment, Problem
 
 
@@ -25,4 +26,4 @@ def contiguous(problem: Problem) -> Assignment:
     """
     whole = max(problem.numels, default=0) or 1  # no cut falls within a parameter
     flat = ElementLayout.of(problem, range(len(problem.specs)))
-    return Assignment(to_pieces(cut_at_lowest_level(flat, problem.loads, whole)[1]))
+    return Assignment(pieces_of(cut_at_lowest_level(flat, problem.loads, whole)[1]))

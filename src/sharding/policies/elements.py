@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from sharding.makespan import largest_first_ranks, level
-from sharding.pieces import Pieces, Row
+from sharding.pieces import Row, pieces_of
 from sharding.problem import Assignment, Problem, check_int
 from sharding.weights import Weight
 
@@ -52,7 +52,7 @@ def elements(problem: Problem, *, align: int | None = None, mixed: bool = False)
     """
     rows, loads = place_matrices(problem, "elements", mixed=mixed)
     places = [i for i, spec in enumerate(problem.specs) if spec.kind == "pointwise"]
-    return Assignment(to_pieces(rows + cut_to_level(problem, places, loads, align)))
+    return Assignment(pieces_of(rows + cut_to_level(problem, places, loads, align)))
 
 
 def place_matrices(problem: Problem, name: str, *, mixed: bool) -> tuple[list[Row], list[int]]:
@@ -96,12 +96,6 @@ def cut_to_level(
             break
     assert best is not None
     return best[1]
-
-
-def to_pieces(rows: list[Row]) -> Pieces:
-    """Return sorted rows as columns."""
-    rows.sort()
-    return Pieces(*zip(*rows, strict=True)) if rows else Pieces((), (), (), ())
 
 
 def alignments(problem: Problem, align: int | None) -> list[int]:

@@ -1,6 +1,7 @@
 """``sliced``: large parameters are cut evenly, so that every rank has a part of every bucket."""
 
-from sharding.policies.elements import alignments, cut_to_level, place_matrices, to_pieces
+from sharding.pieces import pieces_of
+from sharding.policies.elements import alignments, cut_to_level, place_matrices
 from sharding.problem import Assignment, Problem, check_int
 
 LEAST = 1 << 19
@@ -57,7 +58,7 @@ def sliced(
             rows.append((index, start, stop, rank))
             loads[rank] += weight.of(stop - start)
         turn += 1
-    return Assignment(to_pieces(rows + cut_to_level(problem, small, loads, align)))
+    return Assignment(pieces_of(rows + cut_to_level(problem, small, loads, align)))
 
 
 def _slices(numel: int, ranks: int, align: int, turn: int) -> list[tuple[int, int, int]]:

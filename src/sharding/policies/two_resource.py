@@ -5,8 +5,8 @@ from heapq import heapify, heapreplace
 from typing import NamedTuple
 
 from sharding.makespan import mixed_lower_bound
-from sharding.pieces import Row
-from sharding.policies.elements import cut_to_level, to_pieces
+from sharding.pieces import Row, pieces_of
+from sharding.policies.elements import cut_to_level
 from sharding.problem import Assignment, Problem
 
 
@@ -78,7 +78,7 @@ def two_resource(problem: Problem, *, align: int | None = None) -> Assignment:
     for index, item, rank in zip(matrices, items, owners, strict=True):
         rows.append((index, 0, problem.numels[index], rank))
         loads[rank] += item.bytes
-    return Assignment(to_pieces(rows + cut_to_level(problem, rest, loads, align)))
+    return Assignment(pieces_of(rows + cut_to_level(problem, rest, loads, align)))
 
 
 def _keys(goal: Load) -> tuple[Key, ...]:

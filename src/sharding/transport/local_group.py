@@ -29,13 +29,7 @@ class LocalGroup(dist.ProcessGroup):
 
     The group has the collectives that DistributedDataParallel and sharded optimizers need, for
     torch's functions (``torch.distributed.all_reduce(tensor, group=group)``) and for DDP itself.
-    Sums are in rank order.
-
-    Args:
-        world: state of the world.
-        name: of the group, the same on all of its ranks.
-        ranks: global ranks of the group, in the order of group ranks.
-        rank: group rank of this rank.
+    Sums are in rank order. The name of a group is the same on all of its ranks.
     """
 
     def __init__(self, world: WorldState, name: str, ranks: Sequence[int], rank: int) -> None:

@@ -11,13 +11,7 @@ Action = Callable[[Mapping[int, Any]], None]
 
 
 class Rendezvous:
-    """Operation of some ranks of a group.
-
-    Args:
-        operation: its name, for errors.
-        ranks: global ranks of the group, in the order of group ranks.
-        members: group ranks that take part.
-    """
+    """Operation of some ranks of a group: ``members`` are group ranks, ``ranks`` global ranks."""
 
     def __init__(self, operation: str, ranks: Sequence[int], members: Sequence[int]) -> None:
         self.operation = operation
@@ -39,11 +33,7 @@ class Rendezvous:
         return f"group rank {rank} (global rank {self.ranks[rank]})"
 
     def wait(self, seconds: float | None = None) -> Mapping[int, Any]:
-        """Wait for all ranks, and return their values by group rank.
-
-        Args:
-            seconds: timeout of this wait; by default none.
-        """
+        """Wait for all ranks, and return their values by group rank."""
         if not self.ended.wait(seconds):
             raise RuntimeError(f"{self.operation}: timed out after {seconds} s")
         if self.error is not None:
@@ -113,11 +103,9 @@ class WorldState:
             )
 
     def leave(self, rank: int, why: str) -> None:
-        """Record that a rank joins no more operations, and fail operations that wait for it.
+        """Record that a global rank joins no more operations; fail operations that wait for it.
 
-        Args:
-            rank: global rank.
-            why: as in ``lost group rank 1, which WHY``.
+        The error is ``lost group rank 1, which WHY``.
         """
         with self.changed:
             self.left[rank] = why

@@ -14,13 +14,7 @@ def add_in_rank_order(own: Tensor, rank: int, others: Sequence[Tensor], divisor:
     """Compute ``own = ((t_0 / d + t_1 / d) + t_2 / d) + ...`` in place; ``t_rank`` is ``own``.
 
     Each term is divided in its own dtype before it is added. float16 and bfloat16 are added in
-    float32 and rounded once. The tensors in ``others`` are overwritten.
-
-    Args:
-        own: a tensor of one dimension.
-        rank: the index of ``own`` among the terms.
-        others: the other terms, in order.
-        divisor: d.
+    float32 and rounded once. The tensors in ``others``, the other terms in order, are overwritten.
     """
     terms = [*others[:rank], own, *others[rank:]]
     wide = None

@@ -15,12 +15,8 @@ Readers = Mapping[int, RingReader]
 class RingSum:
     """Adds chunks of all ranks, each once it has arrived from all other ranks.
 
-    Args:
-        readers: of the other ranks.
-        parts: this rank's own terms, in chunks, which become the sums.
-        rank: this rank.
-        divisor: of every term.
-        last: the number of the last part that this rank sends.
+    ``parts`` are this rank's own terms, in chunks, which become the sums. ``last`` is the number of
+    the last part that this rank sends.
     """
 
     def __init__(
