@@ -82,14 +82,6 @@ def sort_and_check(pieces: Pieces, specs: Sequence[ParameterSpec], ranks: int) -
             f"the columns of pieces must have one length, got {[len(pieces), *lengths]}"
         )
     numels = [spec.numel for spec in specs]
-    in_range = not pieces.rank or (min(pieces.rank) >= 0 and max(pieces.rank) < ranks)
-    if (
-        in_range  # the usual case, checked without a Python loop
-        and pieces.parameter == tuple(range(len(specs)))
-        and not any(pieces.start)
-        and pieces.stop == tuple(numels)
-    ):
-        return pieces
     pieces = pieces_of(pieces.rows())
     _check_cover(pieces, specs, numels, ranks)
     return pieces

@@ -65,11 +65,6 @@ class Weights:
 
     def of(self, parameters: Sequence[int], lengths: Sequence[int]) -> list[int]:
         """Return the cost of pieces, given the parameter and the number of elements of each."""
-        if len(self.kinds) == 1:
-            one = self.kinds[0]
-            if one.per_block == 0:  # the usual case, without a call per piece
-                a, once = one.per_element, one.per_piece
-                return [a * n + once for n in lengths]
         kinds, kind = self.kinds, self.kind
         return [kinds[kind[i]].of(n) for i, n in zip(parameters, lengths, strict=True)]
 
