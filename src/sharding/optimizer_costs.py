@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from functional_optim import Optimizer
 from functional_optim.core.closure_optimizer import refuse_closure
@@ -29,7 +30,7 @@ def optimizers_of(specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory)
     if isinstance(optimizer, Optimizer):
         if not optimizer.is_composed:
             return [optimizer] * len(specs)
-        chains = _by_parameter(specs, optimizer.chains_for)
+        chains = _by_parameter(specs, lambda params: optimizer.chains_for(_tree(params)))
         by_chain = {id(chain): optimizer.of_chain(chain) for chain in chains}
         return [by_chain[id(chain)] for chain in chains]
     if not callable(optimizer):
@@ -37,7 +38,7 @@ def optimizers_of(specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory)
             "optimizer must be a functional_optim.Optimizer or a function from a ParameterSpec to "
             f"one, got {format_value(optimizer)}"
         )
-    found = _by_parameter(specs, lambda params: list(map(optimizer, params)), whole=True)
+    found = _by_parameter(specs, lambda params: list(map(optimizer, params)))
     for spec, one in zip(specs, found, strict=True):
         refuse_closure(one, "a shard plan")
         if not isinstance(one, Optimizer):
@@ -59,24 +60,23 @@ def by_optimizer(
 
 def hypers_of(specs: Sequence[ParameterSpec], optimizer: Optimizer) -> list[tuple[Any, ...]]:
     """Return the hyper-parameters of each parameter, with overrides; equal ones are one object."""
-    return _by_parameter(specs, optimizer.hypers_for)
+    return _by_parameter(specs, lambda params: optimizer.hypers_for(_tree(params)))
+
+
+def _tree(specs: Sequence[ParameterSpec]) -> OrderedDict[str, Tensor]:
+    """Return parameters on the meta device, by path."""
+    return OrderedDict(
+        (spec.path, torch.empty(spec.shape, dtype=spec.dtype, device="meta")) for spec in specs
+    )
 
 
 def _by_parameter(
-    specs: Sequence[ParameterSpec], function: Callable[[Any], list[Any]], *, whole: bool = False
+    specs: Sequence[ParameterSpec], function: Callable[[list[ParameterSpec]], list[Any]]
 ) -> list[Any]:
-    """Call a function once for all parameters, and return its result for each spec."""
+    """Call a function once, with all parameters, and return its result for each spec."""
     wholes = [spec.parameter if isinstance(spec, BlockSpec) else spec for spec in specs]
     params = {spec.path: spec for spec in wholes}
-    distinct = list(params.values())
-    tree = OrderedDict(
-        (spec.path, torch.empty(spec.shape, dtype=spec.dtype, device="meta"))
-        for spec in (() if whole else distinct)
-    )
-    results = function(distinct if whole else tree)
-    if len(distinct) == len(specs):
-        return results
-    by_path = dict(zip(params, results, strict=True))
+    by_path = dict(zip(params, function(list(params.values())), strict=True))
     return [by_path[spec.path] for spec in wholes]
 
 

@@ -179,13 +179,10 @@ Specs = tuple[ParameterSpec, ...]
 
 def check_specs(specs: Specs) -> None:
     """Check that all entries are specs, and that their paths differ."""
+    seen: dict[str, int] = {}
     for place, spec in enumerate(specs):
         if not isinstance(spec, ParameterSpec):
             raise TypeError(f"entry {place} must be a ParameterSpec, got {format_value(spec)}")
-    if len({spec.path for spec in specs}) == len(specs):
-        return
-    seen: dict[str, int] = {}
-    for place, spec in enumerate(specs):
         if spec.path in seen:
             raise ValueError(
                 f"the path {spec.path!r} stands twice, at places {seen[spec.path]} and {place}; "

@@ -11,7 +11,6 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -50,14 +49,6 @@ SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 16, 1 << 20
 ALIGNMENT = 64
 
 
-class _QueuedChunk(NamedTuple):
-    """Chunk to send to some ranks."""
-
-    part: Tensor
-    readers: Sequence[int]
-    divisor: int
-
-
 class RingChannel:
     """This rank's ring, and the rings of all other ranks."""
 
@@ -76,7 +67,8 @@ class RingChannel:
         self._own = segments[rank]  # kept, because its lock shows others that this rank is alive
         self._others = {peer: one for peer, one in enumerate(segments) if peer != rank}
         self._writer = RingWriter(segments[rank].memory, shape)
-        self._queue: deque[_QueuedChunk] = deque()
+        self._queue: deque[tuple[Tensor, Sequence[int], int]] = deque()
+        """Parts to send, each with its readers and divisor."""
         self._lock = threading.Lock()
         self._queued = 0
         self._sent = 0
@@ -89,7 +81,7 @@ class RingChannel:
         """
         with self._lock:
             before = len(self._queue)
-            self._queue.extend(_QueuedChunk(part, ranks, divisor) for part, ranks in parts)
+            self._queue.extend((part, ranks, divisor) for part, ranks in parts)
             self._queued += len(self._queue) - before
             return self._queued
 
