@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from heapq import heapify, heapreplace
 from itertools import accumulate
 
-from sharding.spec import ParameterSpec
-
 
 def lower_bound(weights: Sequence[int], loads: Sequence[int], divisible: int = 0) -> int:
     """Return a lower bound of the largest load, for every assignment of whole items.
@@ -32,15 +30,6 @@ def lower_bound(weights: Sequence[int], loads: Sequence[int], divisible: int = 0
         end = (k - 1) * ranks + 1
         bound = max(bound, sums[end] - sums[end - k])
     return bound
-
-
-def mixed_lower_bound(
-    specs: Sequence[ParameterSpec], costs: Sequence[int], loads: Sequence[int]
-) -> int:
-    """Return a lower bound of the largest load, for plans that leave matrices whole."""
-    pairs = list(zip(specs, costs, strict=True))
-    matrices = [cost for spec, cost in pairs if spec.kind == "per_matrix"]
-    return lower_bound(matrices, loads, sum(costs) - sum(matrices))
 
 
 def level(total: int, loads: Sequence[int]) -> int:

@@ -1,10 +1,11 @@
 """Input and output of a policy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from functional_optim.core.format import format_value
+from sharding.makespan import lower_bound
 from sharding.pieces import Pieces
 from sharding.spec import ParameterSpec
 from sharding.weights import Weights
@@ -76,6 +77,15 @@ class Assignment:
 
 Policy = Callable[..., Assignment]
 """``policy(problem, **options) -> Assignment``, a pure function."""
+
+
+def mixed_lower_bound(
+    specs: Sequence[ParameterSpec], costs: Sequence[int], loads: Sequence[int]
+) -> int:
+    """Return a lower bound of the largest load, for plans that leave matrices whole."""
+    pairs = list(zip(specs, costs, strict=True))
+    matrices = [cost for spec, cost in pairs if spec.kind == "per_matrix"]
+    return lower_bound(matrices, loads, sum(costs) - sum(matrices))
 
 
 def check_int(name: str, value: Any, least: int) -> int:

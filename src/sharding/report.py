@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sharding.cost import ByteCost, FlopCost
-from sharding.makespan import mixed_lower_bound
 from sharding.optimizer_costs import OptimizerOrFactory
 from sharding.ownership import Ownership
+from sharding.problem import mixed_lower_bound
 from sharding.units import pieces_of_units, units_of
 from sharding.weights import Weight, Weights
 

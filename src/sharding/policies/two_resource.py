@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
-from sharding.makespan import mixed_lower_bound
 from sharding.pieces import Row, pieces_of
 from sharding.policies.elements import cut_to_level
-from sharding.problem import Assignment, Problem
+from sharding.problem import Assignment, Problem, mixed_lower_bound
 
 
 class Load(NamedTuple):
