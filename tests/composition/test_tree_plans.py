@@ -267,10 +267,10 @@ def centred(param: Tensor, grad: Tensor, state: tuple[()], c: Rate) -> tuple[Ten
 def test_a_rule_that_only_says_that_it_is_pointwise_is_refused_by_all_but_the_reference() -> None:
     rule = Rule(name="centred", hyper=Rate, rule=centred)
     optimizer = partition({"odd": chain(rule(lr=0.1)), "even": sgd(0.2)}, odd)
-    given = [normal(5, seed=k) for k in range(4)]
+    params, grads = ([normal(5, seed=k + j) for k in range(4)] for j in (0, 4))
     for step in (optimizer.update, optimizer.update_):
         with pytest.raises(NotPointwiseError, match="give that stage kind='per_matrix'"):
-            step(given, given, optimizer.init(given))
+            step(params, grads, optimizer.init(params))
     optimizer = optimizer.using(executor="reference")
     params, want = ([normal(5, seed=k) for k in range(4)] for _ in range(2))
     state, after = optimizer.init(params), optimizer.init(want)
