@@ -3,15 +3,17 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from functional_optim._torch import may_be_view
-from functional_optim.core.aliasing import AliasTracker, clone_strided
+from functional_optim.core.aliasing import AliasTracker, clone_strided, storage_addresses
 from functional_optim.core.dtensors import is_dtensor, reduce_partial, to_local
 from functional_optim.core.hyper import are_unchanged, is_plain, map_values
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.meta_init import MetaLikeMode
 from functional_optim.core.stage import Stage
 from functional_optim.core.stage_contract import init_state
@@ -20,8 +22,11 @@ from functional_optim.core.state import (
     LeafState,
     field_tensors,
     map_state,
+    state_tensors,
 )
 from functional_optim.core.views import real_view
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
@@ -42,14 +47,24 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
             map_state(_plain_scalar, state) if stage.kind == "pointwise" else state
             for stage, state in pairs
         )
-    aliases = AliasTracker([param])
-    states = tuple(
-        map_state(lambda one: _copy_view(aliases.copy_if_aliased(one)), state) for state in states
-    )
+    if not _are_new(param, state_tensors(states)):
+        aliases = AliasTracker([param])
+        states = tuple(
+            map_state(lambda one: _copy_view(aliases.copy_if_aliased(one)), state)
+            for state in states
+        )
     gates = tuple(
         [GateCounts(zero_count(), zero_count()) for stage in stages if stage.gate is not None]
     )
     return LeafState(zero_count(), states, gates)
+
+
+def _are_new(param: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Return True if all tensors are in separate memory, and autograd tracks none of them."""
+    every = [param, *tensors]
+    if torch.compiler.is_compiling() or not PLAIN.issuperset(map(type, every)):
+        return False
+    return not any(map(_REQUIRES_GRAD, tensors)) and len(storage_addresses(every)) == len(every)
 
 
 def _plain_scalar(tensor: Tensor) -> Tensor:
@@ -126,17 +141,30 @@ def cache_plain(
     ) -> _T:
         return of_any(stages, hypers, shape, dtype)
 
+    # Results by shape and dtype for the arguments of the latest call. The parameters of a group
+    # share stages and hyper-parameters, whose hashes take longer than all other work here.
+    latest: list[tuple[Any, Any, Any, dict[Any, _T]]] = [(None, None, None, {})]
+
     def found(
         stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
     ) -> _T:
+        if torch.compiler.is_compiling():
+            return of_any(tuple(stages), tuple(hypers), tuple(shape), dtype)
+        default = torch.get_default_dtype()
+        last_stages, last_hypers, last_default, results = latest[0]
+        if stages is last_stages and hypers is last_hypers and default is last_default:
+            if type(shape) is torch.Size and (shape, dtype) in results:
+                return results[shape, dtype]
+        elif isinstance(hypers, tuple) and all(map(is_plain, hypers)):
+            results = {}
+            latest[0] = stages, hypers, default, results
         own, sizes = tuple(hypers), tuple(shape)
-        if (
-            torch.compiler.is_compiling()
-            or not all(map(is_plain, own))
-            or not all(type(size) is int for size in sizes)
-        ):
+        if not all(map(is_plain, own)) or not all(type(size) is int for size in sizes):
             return of_any(tuple(stages), own, sizes, dtype)
-        return kept(tuple(stages), own, sizes, dtype, torch.get_default_dtype())
+        made = kept(tuple(stages), own, sizes, dtype, default)
+        if latest[0][3] is results and len(results) < 1024:
+            results[torch.Size(sizes), dtype] = made
+        return made
 
     return found
 

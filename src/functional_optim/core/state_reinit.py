@@ -165,8 +165,10 @@ def _add_changed(
     param: Tensor,
 ) -> Starts:
     """Return ``wanted``, also True for tensors whose initial values changed with ``hypers``."""
-    pairs = zip(stages, hypers, before, strict=True)
-    if not any(stage.stateful and one is not other for stage, one, other in pairs):
+    for stage, one, other in zip(stages, hypers, before, strict=True):
+        if one is not other and stage.stateful:
+            break
+    else:  # a generator would be a call for each stage of each parameter
         return wanted
     small = (1,) * param.dim()  # compared on a parameter of one element
     numbers = [_initial_values(stages, own, small, param.dtype) for own in (hypers, before)]
