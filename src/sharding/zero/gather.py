@@ -137,7 +137,6 @@ def gather_views(
     """
     every = list(params)
     shards.complete(groups)
-    shards.sync_states()
     with torch.no_grad():
         views = [(one, _view(one, shards, groups)) for one in shards.with_state()]
         found = [param.detach().clone() for param in every]

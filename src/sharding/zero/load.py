@@ -153,7 +153,7 @@ def _load_shards(
     read = [
         (shard, _read_part(layouts.of(shard), shard, states.get(shard.path) or {}, steps))
         for shard in shards.every()
-        if shard.state is not None or states.get(shard.path)
+        if shard.has_state or states.get(shard.path)
     ]
     _check_flags(parts, groups)
     digits = [
@@ -163,7 +163,7 @@ def _load_shards(
     ]
     shards.rebuild_states(groups, states)
     for shard, state in read:
-        if shard.state is not None:  # a frozen shard has no state
+        if shard.has_state:  # a frozen shard has no state
             shard.copy_state(shards.chain_of(shard, groups), state)
     for param, layout, entries in digits:  # each rank has all entries
         write_extra_digits(param, layout, entries)

@@ -62,9 +62,8 @@ class LocalShards:
                     assert location.flat is not None, "checked with the plan"
                     tensor = location.flat[one.start : one.stop]
                 group = plan.specs[one.parameter].group
-                shard = LocalShard(
-                    one.path, one.start, one.stop, one.whole, group, location.param, tensor
-                )
+                where = one.path, one.start, one.stop, one.whole, group
+                shard = LocalShard(*where, location.param, tensor, self.states)
                 found.setdefault(one.path, []).append(shard)
         self.by_path.update(found)
         new = [shard for shards in found.values() for shard in shards]
@@ -112,10 +111,9 @@ class LocalShards:
 
     def rebuild_states(self, groups: Groups, wanted: Container[str]) -> None:
         """Create new state for the wanted paths, and where these options need other entries."""
-        self.sync_states()
         for one in self.every():
             if one.missing_entries(self.chain_of(one, groups)):
-                one.state = None
+                one.has_state = False
                 del self.states[one.tensor]
                 self._bare.append(one)
         self.complete(groups, wanted)
@@ -128,18 +126,11 @@ class LocalShards:
         for one in bare:
             chosen = one.needs_state or one.path in wanted or self._has_frozen_state(one)
             (begun if chosen else self._bare).append(one)
-        for one in begun:
-            one.init_state(self.chain_of(one, groups))
-        states = [one.state for one in begun if one.state is not None]
-        counts = stack_counts([own["step"] for own in states])
-        for one, own, count in zip(begun, states, counts, strict=True):
-            own["step"] = count  # adjacent in memory, so that one native call reads all of them
-            self.states[one.tensor] = own
-
-    def sync_states(self) -> None:
-        """Read the dicts of state again, which a caller may have replaced."""
-        for one in self.every():
-            one.state = self.states.get(one.tensor)
+        made = [one.init_entries(self.chain_of(one, groups)) for one in begun]
+        counts = stack_counts([own["step"] for own in made])
+        for one, own, count in zip(begun, made, counts, strict=True):
+            # Counts are adjacent in memory, so that one native call reads all of them.
+            self.states[one.tensor] = {**own, "step": count}
 
     def state_of(self, tensor: Tensor, groups: Groups, *, begins: bool = True) -> LeafState:
         """Return the state of a shard, by its tensor, for its current chain.
@@ -147,11 +138,7 @@ class LocalShards:
         ``begins`` is True if this may be the first step, for which some state is created again.
         """
         one = self.by_tensor[id(tensor)]
-        chain = self.chain_of(one, groups)
-        one.state = self.states.setdefault(tensor, {})
-        if begins:
-            one.refresh_first_state(chain)
-        return one.state_for(chain)
+        return one.state_for(self.chain_of(one, groups), begins=begins)
 
     def state_by(self, groups: Groups) -> StateOf:
         """Return a function that returns the state of a shard, from its tensor."""
@@ -170,7 +157,7 @@ class LocalShards:
         return found
 
     def with_state(self) -> Iterator[LocalShard]:
-        return (one for one in self.every() if one.state is not None)
+        return (one for one in self.every() if one.has_state)
 
     def is_frozen(self, shard: LocalShard) -> bool:
         """Return True if no stage acts on a shard: it is never stepped, and has no state."""

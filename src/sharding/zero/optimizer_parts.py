@@ -63,7 +63,6 @@ class OptimizerParts(NamedTuple):
         """Yield every shard that has state, and its entries in ``.optim``."""
         assert self.shards is not None
         self.shards.complete(self.groups)
-        self.shards.sync_states()
         for one in self.shards.with_state():
             yield one, one.entries(self.shards.chain_of(one, self.groups))
 

@@ -57,8 +57,9 @@ class ShardOptimizer(torch.optim.Optimizer):
     def state(self, value: Any) -> None:
         """Replace the dicts of state, except by the empty one of torch's constructor."""
         if value:
-            self._local.owned.states = value
-            self._local.owned.sync_states()
+            given, states = dict(value), self.state
+            states.clear()
+            states.update(given)
 
     @property
     def param_groups(self) -> list[Any]:

@@ -232,7 +232,6 @@ class ShardSteps:
             )
         with self._lock:
             self.complete()
-            owned.sync_states()
             groups = [
                 {**own, **copy_tensors(options_of(one))}
                 for own, one in zip(self.param_groups, saved, strict=True)
@@ -243,7 +242,7 @@ class ShardSteps:
             keys = [key for group in saved for key in group["params"]]
             for one, key in zip(self.shards, keys, strict=True):
                 chain, entries = owned.chain_of(one, groups), state.get(key) or {}
-                if entries or one.state is not None:
+                if entries or one.has_state:
                     read.append((one, one.read_entries(chain, entries)))
             for own, group in zip(self.param_groups, groups, strict=True):
                 own.update(options_of(group))
