@@ -256,7 +256,7 @@ def test_shards_are_stepped_by_given_gradients(name: str) -> None:
             local.step(mine, measured=totals)
             with pytest.raises(ValueError, match=f"needs {len(totals)} totals"):
                 local.step(mine, measured=[*totals, torch.zeros(())])
-        assert given.optimizer.optim.shared_steps.shared == own.optimizer.shared
+        assert given.optimizer.optim.local.shared == own.optimizer.shared
         assert differing(given.params, own.detached()) == []
 
     LocalWorld(1).run(trains)

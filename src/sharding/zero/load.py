@@ -17,8 +17,8 @@ from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.optimizer_parts import OptimizerParts
 from sharding.zero.shard_optimizer import ShardOptimizer
+from sharding.zero.shard_steps import ShardSteps
 from sharding.zero.sharded_state_dict import check_own_parts
-from sharding.zero.shared_scalar_steps import SharedScalarSteps
 from sharding.zero.state_layout import (
     StateLayout,
     StateLayouts,
@@ -39,45 +39,38 @@ def load(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> None:
         "param_groups": match_by_name(state_dict["param_groups"], parts.groups),
     }
     groups = _build_groups(parts, state_dict)
-    shared_steps = _shared_steps_of(parts)
-    if shared_steps is not None:
-        shared_steps.chains.check_shared(state_dict["param_groups"])
+    steps = parts.optim.local if isinstance(parts.optim, ShardOptimizer) else None
+    if steps is not None and steps.chains is not None:
+        steps.chains.check_shared(state_dict["param_groups"])
     states = _states_by_path(parts, state_dict)
     check_own_parts(parts, states)
-    if parts.shards is None:
+    if steps is None:
         _load_foreign(parts, states)
     else:
-        steps = [group.get("step") for group in state_dict["param_groups"]]
+        counts = [group.get("step") for group in state_dict["param_groups"]]
         trained = _trained_paths(parts, states)
-        with _shared_scalars_loaded(shared_steps, groups, trained):
-            _load_shards(parts, parts.shards, groups, states, steps)
+        with _shared_scalars_loaded(steps, groups, trained):
+            _load_shards(parts, steps.owned, groups, states, counts)
     for group, new in zip(parts.groups, groups, strict=True):
         group.update(options_of(new))
 
 
-def _shared_steps_of(parts: OptimizerParts) -> SharedScalarSteps | None:
-    return parts.optim.shared_steps if isinstance(parts.optim, ShardOptimizer) else None
-
-
 @contextmanager
 def _shared_scalars_loaded(
-    shared_steps: SharedScalarSteps | None, groups: Sequence[dict[str, Any]], trained: Iterable[str]
+    steps: ShardSteps, groups: Sequence[dict[str, Any]], trained: Iterable[str]
 ) -> Iterator[None]:
     """Load shared scalars, if there are any, from groups, unless the block raises an error.
 
     ``trained`` are the paths of parameters that have a state in the state dict.
     """
-    if shared_steps is None:
-        yield
-        return
-    before = shared_steps.chains.shared_entries()
-    shared_steps.load_scalars(groups)
+    before = {} if steps.chains is None else steps.chains.shared_entries()
+    steps.load_shared(groups)
     try:
         yield
     except BaseException:
-        shared_steps.load_scalars([before])
+        steps.load_shared([before])
         raise
-    shared_steps.mark_trained(trained)
+    steps.mark_trained(trained)
 
 
 def _build_groups(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -144,14 +137,14 @@ def _load_shards(
     shards: LocalShards,
     groups: Sequence[dict[str, Any]],
     states: Mapping[str, Entries],
-    steps: Sequence[Any],
+    counts: Sequence[Any],
 ) -> None:
-    """Load this rank's shards; ``steps`` has the step count of each saved group, or None."""
+    """Load this rank's shards; ``counts`` has the step count of each saved group, or None."""
     for number, group in enumerate(groups):
         shards.check_options(number, group)
     layouts = StateLayouts(shards, groups)
     read = [
-        (shard, _read_part(layouts.of(shard), shard, states.get(shard.path) or {}, steps))
+        (shard, _read_part(layouts.of(shard), shard, states.get(shard.path) or {}, counts))
         for shard in shards.every()
         if shard.has_state or states.get(shard.path)
     ]
@@ -183,7 +176,7 @@ def _trained_paths(parts: OptimizerParts, states: Mapping[str, Entries]) -> list
 
 
 def _read_part(
-    layout: StateLayout, shard: LocalShard, entries: Entries, steps: Sequence[Any]
+    layout: StateLayout, shard: LocalShard, entries: Entries, counts: Sequence[Any]
 ) -> LeafState:
     """Return a shard's part of a parameter's entries, from any storage, as this chain stores it.
 
@@ -204,7 +197,7 @@ def _read_part(
             given[name] = elements_of(value, *spans[name])
     given = {name: whole_of(value) for name, value in given.items()}
     part = decode_range(layout, given, spans, shard.start, shard.stop) if given else {}
-    return encode_state(layout, shard.tensor, part, shard.path, steps[shard.group])
+    return encode_state(layout, shard.tensor, part, shard.path, counts[shard.group])
 
 
 def _load_foreign(parts: OptimizerParts, states: Mapping[str, Entries]) -> None:

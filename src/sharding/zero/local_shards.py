@@ -6,11 +6,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.group_tensors import Group, StateOf
 from functional_optim.frontends.recipe import ChainCache, GroupChain
-from functional_optim.plan.shared_numbers import with_common_hypers
 from functional_optim.plan.step_counts import stack_counts
 from sharding.shard_plan import ShardPlan
 from sharding.zero.group_recipes import GroupRecipes
@@ -86,16 +84,10 @@ class LocalShards:
 
     def check_common_options(self, groups: Groups) -> None:
         """Raise ValueError if groups differ in an option that shared scalars depend on."""
-        if not self.recipes.has_shared_scalars:
-            return
-        chains = []
-        for number, (group, (own, places)) in enumerate(
-            zip(groups, self.recipes.parts, strict=True)
-        ):
-            device = next((param.device.type for param in group["params"]), "cpu")
-            hypers = self.chain_for(number, group, device).hypers
-            chains.append(LeafChain(places, own.stages, hypers))
-        with_common_hypers(self.recipes.whole.optimizer.links, chains)
+        if self.recipes.chains is not None:
+            hypers = [self.chain_for(*one, "cpu").hypers for one in enumerate(groups)]
+            every = [Group(own, (), None, number) for number, own in enumerate(hypers)]
+            self.recipes.chains.check_common_options(every, ())
 
     def chain_for(self, number: int, group: Mapping[str, Any], device: str) -> GroupChain:
         """Return the chain of a group with these options, on a type of device."""

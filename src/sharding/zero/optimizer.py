@@ -304,8 +304,6 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         else:
             self._own.extend(self.plan)
             self._local.extend(self._owned_groups(self._own, before))
-        if self._shared_steps is not None:
-            self._shared_steps.chains.write_shared(self.param_groups)
 
     def _add_divided_group(self, group: dict[str, Any]) -> None:
         """Add a group, divided into groups of one chain each; guard scheduled options."""

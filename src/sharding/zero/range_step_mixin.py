@@ -20,7 +20,6 @@ from sharding.zero.groups import Transports, all_reduce_vector, sum_vector, vect
 from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.shard_steps import ShardSteps
-from sharding.zero.shared_scalar_steps import SharedScalarSteps
 
 _REQUIRES_GRAD = attrgetter("requires_grad")  # without a Python call for each parameter
 
@@ -69,7 +68,7 @@ class RangeStepMixin(AveragedParams):
         This holds for optimizers with shared scalars. Parameters that are not in the call have no
         gradient in that step.
         """
-        return self._shared_steps is not None
+        return self._local is not None and self._local.chains is not None
 
     def begin_iteration(self) -> None:
         """Begin an iteration, in which every owned range is stepped exactly once.
@@ -262,12 +261,7 @@ class RangeStepMixin(AveragedParams):
     @property
     def shared(self) -> dict[str, Any]:
         """The shared scalars of the optimizer: see :meth:`Optimizer.shared`."""
-        steps = self._shared_steps
-        return {} if steps is None else steps.shared
-
-    @property
-    def _shared_steps(self) -> SharedScalarSteps | None:
-        return None if self._local is None else self._local.shared_steps
+        return {} if self._local is None else self._local.shared
 
     def gather(self) -> None:
         """Gather all trained parameters on every rank. Collective.
@@ -300,8 +294,8 @@ class RangeStepMixin(AveragedParams):
         if not all(map(_REQUIRES_GRAD, self.params.values())):
             every = self.params.items()
             own = {path for path, one in every if one.requires_grad or one.grad is not None}
-        if self._shared_steps is not None:
-            own = self._shared_steps.find_changing(own)
+        if self._local is not None:
+            own = self._local.find_changing(own)
         return own if own is self.params else (path for path in self.params if path in own)
 
     def _find_memory(self, paths: Collection[str]) -> None:

@@ -11,7 +11,6 @@ from functional_optim._torch import load_state_dict_hooks, with_own_step_hooks
 from functional_optim.core.dynamo import disable_compile
 from functional_optim.frontends.torch_groups import options_of
 from sharding.zero.shard_steps import ShardSteps
-from sharding.zero.shared_scalar_steps import SharedScalarSteps
 
 Totals = Callable[[Mapping[str, Tensor], int], Tensor]
 """Function of the addends of this rank's parameters, by path, and of the number of elements of an
@@ -42,11 +41,6 @@ class ShardOptimizer(torch.optim.Optimizer):
     def local(self) -> ShardSteps:
         """Return the local optimizer of the shard, which gets gradients as arguments."""
         return self._local
-
-    @property
-    def shared_steps(self) -> SharedScalarSteps | None:
-        """Return the steps of all shards at once; None if each group is stepped alone."""
-        return self._local.shared_steps
 
     @property
     def state(self) -> Any:

@@ -17,9 +17,11 @@ from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.params import Groups
 
+CPU = torch.device("cpu")
+
 
 class _Part(NamedTuple):
-    """Shards of one group, on one device."""
+    """Shards of one group, on one device; with shared scalars, all shards of the group."""
 
     group: int
     device: torch.device
@@ -28,7 +30,7 @@ class _Part(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """Parts with the same stages, executor and device. They are stepped together."""
+    """Parts that are stepped together: with the same stages, executor and device, or all parts."""
 
     parts: list[int]
     chains: list[LeafChain]
@@ -38,14 +40,22 @@ class _Unit(NamedTuple):
 
 
 class ShardPlans:
-    """Planned steps of some shards of a rank; ``owned`` are all of its shards."""
+    """Planned steps of some shards of a rank; ``owned`` are all of its shards.
+
+    With shared scalars, one step steps all shards. Every rank makes this step, also without shards,
+    because it computes the shared scalars, which depend on the options of all groups.
+    """
 
     def __init__(self, owned: LocalShards, chosen: Sequence[LocalShard]) -> None:
         self._owned = owned
+        self._shared = owned.recipes.chains
         found: dict[tuple[int, torch.device], _Part] = {}
+        if self._shared is not None:
+            keys = [(number, CPU) for number in range(len(self._shared.parts))]
+            found = {key: _Part(*key, [], []) for key in keys}
         for one in chosen:
             if not owned.is_frozen(one):
-                key = (one.group, one.tensor.device)
+                key = (one.group, one.tensor.device if self._shared is None else CPU)
                 part = found.setdefault(key, _Part(*key, [], []))
                 part.tensors.append(one.tensor)
                 part.paths.append(one.path)
@@ -61,7 +71,7 @@ class ShardPlans:
         Args:
             groups: with their current options.
             gradients: returns the gradients of the tensors of shards.
-            measured: totals of measured stages; empty to compute them from these shards.
+            measured: totals of the stages that need totals.
         """
         return [
             unit.steps.prepare(one, measured)
@@ -71,7 +81,7 @@ class ShardPlans:
     def addends(
         self, groups: Groups, gradients: Gradients, measured: Sequence[Tensor]
     ) -> dict[str, Tensor]:
-        """Return the addends of shards to the next total, by path.."""
+        """Return the addends of shards to the next total, by path."""
         found: dict[str, Tensor] = {}
         for unit, one in self._current_units(groups, gradients):
             added = unit.steps.addends(one, measured)[0]
@@ -91,7 +101,10 @@ class ShardPlans:
                 Group(chain.hypers, part.tensors, part.paths, part.group)
                 for part, chain in zip(parts, unit.chains, strict=True)
             ]
-            now = CurrentGroups(own, unit.chains, unit.links, (), states, state_of, gradients)
+            if self._shared is None:
+                now = CurrentGroups(own, unit.chains, unit.links, (), states, state_of, gradients)
+            else:
+                now = self._shared.current_groups(own, states, state_of, gradients)
             found.append((unit, now))
         return found
 
@@ -111,7 +124,7 @@ class ShardPlans:
     def _build_units(self, chains: Sequence[GroupChain]) -> list[_Unit]:
         found: dict[tuple[object, ...], _Unit] = {}
         for place, (part, chain) in enumerate(zip(self._parts, chains, strict=True)):
-            key = (chain.stages, chain.executor, part.device)
+            key = (chain.stages, chain.executor, part.device) if self._shared is None else ()
             unit = found.setdefault(key, _Unit([], [], (), GroupSteps(chain.executor)))
             unit.parts.append(place)
         return list(found.values())

@@ -1,7 +1,7 @@
 """Local optimizer over the shards of one rank."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,16 +9,17 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_count, check_measured
 from functional_optim.core.hyper import copy_tensors
+from functional_optim.core.links import has_gates
 from functional_optim.frontends.group_tensors import Gradients
 from functional_optim.frontends.torch_groups import options_of, params_of_groups
-from functional_optim.kernels import is_measured
+from functional_optim.kernels import needs_total
 from functional_optim.plan.guard import grads_of
+from functional_optim.plan.shared_numbers import shared_by_name
 from sharding.zero.groups import vector_at
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards, ShardStep
 from sharding.zero.owned_groups import OwnedGroup
 from sharding.zero.shard_plans import ShardPlans
-from sharding.zero.shared_scalar_steps import SharedScalarSteps
 from sharding.zero.step_tracker import StepTracker
 
 PLANS = 64
@@ -56,17 +57,16 @@ class ShardSteps:
         """All shards of the rank."""
         self.param_groups: list[Any] = [*param_groups]
         self.tracker = StepTracker()
-        self.shared_steps: SharedScalarSteps | None = None
-        """Steps of all shards at once; None if the optimizer has no shared scalars."""
+        self.chains = shards.recipes.chains
+        """The shared scalars. None if the optimizer has none, so that shards are stepped alone."""
+        self._trained: set[str] = set()
         self._lock = threading.RLock()
         self._plans: dict[tuple[LocalShard, ...], ShardPlans] = {}
         self._every: ShardPlans | None = None
         """The plans of all shards that have state."""
         self._count = 0
         """Number of shards with state in these plans."""
-        if shards.recipes.has_shared_scalars:
-            self.shared_steps = SharedScalarSteps(shards.recipes, shards)
-            self.shared_steps.chains.write_shared(self.param_groups)
+        self._write_shared()
         self.complete()
 
     @property
@@ -82,9 +82,29 @@ class ShardSteps:
     @property
     def measured_stages(self) -> int:
         """Number of totals over the gradients of all ranks that a step needs."""
-        if self.shared_steps is not None:
-            return len(self.shared_steps.totals)
-        return sum(map(is_measured, self.owned.recipe.optimizer.stages))
+        return sum(map(needs_total, self.owned.recipe.optimizer.stages))
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The shared scalars, by the name of their stage."""
+        if self.chains is None:
+            return {}
+        return shared_by_name(self.chains.optimizer.links, self.chains.shared)
+
+    def find_changing(self, trained: Collection[str]) -> Collection[str]:
+        """Return the parameters that a step may change, from those that are trained now.
+
+        The result is the same on all ranks. With gates, it has parameters that were trained before,
+        because a gate may have kept their gradients.
+        """
+        if not has_gates(self.owned.recipe.optimizer.links):
+            return trained
+        self._trained.update(trained)
+        return {*self._trained}
+
+    def mark_trained(self, paths: Iterable[str]) -> None:
+        """Record parameters that have a state in a loaded checkpoint."""
+        self._trained.update(paths)
 
     def complete(self) -> None:
         """Create the state of shards that have become trainable."""
@@ -95,6 +115,7 @@ class ShardSteps:
         self.param_groups += groups
         self._every = None
         self.complete()
+        self._write_shared()
 
     def update_views(self) -> None:
         """Update shards after parameters got other memory, and delete all plans."""
@@ -155,11 +176,6 @@ class ShardSteps:
             TypeError, ValueError: as for :meth:`step`. Nothing has changed.
         """
         with self._lock:
-            if self.shared_steps is not None:
-                self.complete()
-                self.shared_steps.step(self.param_groups, gradients, measured)
-                self.shared_steps.chains.write_shared(self.param_groups)
-                return
             check_measured(self.owned.recipe.optimizer.stages, measured)
             if len(measured) < self.measured_stages:
                 raise ValueError(
@@ -170,6 +186,7 @@ class ShardSteps:
             plans = self._plans_of(shards)
             for call in plans.prepare(self.param_groups, gradients, measured):
                 call()
+            self._write_shared()
 
     def step_some(self, asked: Sequence[ShardStep], measured: Sequence[Tensor]) -> None:
         """Step some shards by given gradients, and track which shards an iteration has stepped.
@@ -201,12 +218,13 @@ class ShardSteps:
         """
         with self._lock, torch.no_grad():
             self.complete()
-            if self.shared_steps is not None:
-                return self.shared_steps.addends(self.param_groups, gradients, measured)
             if not self.measured_stages:
                 raise ValueError("this chain needs no total over all gradients: step without it")
-            check_measured(self.owned.recipe.optimizer.stages, measured, asked=1)
-            return self._plans_of(shards).addends(self.param_groups, gradients, measured), 0
+            stages = self.owned.recipe.optimizer.stages
+            check_measured(stages, measured, asked=1)
+            stage = [one for one in stages if needs_total(one)][len(measured)]
+            found = self._plans_of(shards).addends(self.param_groups, gradients, measured)
+            return found, 0 if stage.reduce is None else stage.totals
 
     def state_dict(self) -> dict[str, Any]:
         """Return options and state of the shards, in torch's form."""
@@ -236,8 +254,8 @@ class ShardSteps:
                 {**own, **copy_tensors(options_of(one))}
                 for own, one in zip(self.param_groups, saved, strict=True)
             ]
-            if self.shared_steps is not None:
-                self.shared_steps.chains.check_shared(groups)
+            if self.chains is not None:
+                self.chains.check_shared(groups)
             read = []
             keys = [key for group in saved for key in group["params"]]
             for one, key in zip(self.shards, keys, strict=True):
@@ -249,8 +267,17 @@ class ShardSteps:
             owned.rebuild_states(self.param_groups, {one.path for one, _ in read})
             for one, found in read:
                 one.copy_state(owned.chain_of(one, self.param_groups), found)
-            if self.shared_steps is not None:
-                self.shared_steps.load_scalars(self.param_groups)
+            self.load_shared(self.param_groups)
+
+    def load_shared(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Load shared scalars, if there are any, from groups, after checking that all are equal."""
+        if self.chains is not None:
+            self.chains.load_shared(groups)
+            self._every = None
+
+    def _write_shared(self) -> None:
+        if self.chains is not None:
+            self.chains.write_shared(self.param_groups)
 
     def _check_gradients(self, gradients: Sequence[Tensor | None]) -> Gradients:
         shards = self.shards
@@ -261,8 +288,8 @@ class ShardSteps:
         )
 
     def _plans_of(self, shards: tuple[LocalShard, ...] | None) -> ShardPlans:
-        """Return the plans of some shards; None for all shards."""
-        if shards is not None:
+        """Return the plans of some shards, or of all shards: for None, or with shared scalars."""
+        if shards is not None and self.chains is None:
             found = self._plans.get(shards)
             if found is None:
                 if len(self._plans) >= PLANS:
