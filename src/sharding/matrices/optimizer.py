@@ -287,7 +287,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         matrices, rows = owners.exchange.matrices, dict[str, Tensor]()
         failed = [False]
         for one in sent:
-            headers, rows = one.wait()
+            headers, rows = one()
             failed = failed_ranks(headers)
         late = has_gates(self._optimizer.links)  # a gate may step by earlier gradients
         changed = [one for one in matrices if late or mask[one.path]] if not any(failed) else []
@@ -301,8 +301,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         owners = self._known_owners
         stepped = params_of_groups(self._stepped_groups())
         views = dict(zip(map(id, stepped), super()._viewed(), strict=True))
-        pending = owners.exchange.scatter(Attempt().header(), lambda one: views[id(one.whole)])
-        _, rows = pending.wait()
+        _, rows = owners.exchange.scatter(Attempt().header(), lambda one: views[id(one.whole)])()
         for path, param in owners.params.items():
             one = self._stand_ins.by_param.get(id(param))
             if one is not None and not one.is_matrix:
