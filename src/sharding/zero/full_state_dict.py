@@ -9,7 +9,7 @@ from torch import Tensor
 from functional_optim.storage.conversion import decode_entries
 from sharding.transport import TransportError
 from sharding.zero.collective import run_on_all_ranks
-from sharding.zero.optimizer_parts import OptimizerParts, local_state_ranges
+from sharding.zero.optimizer_parts import OptimizerParts
 from sharding.zero.params import indices_of
 from sharding.zero.state_layout import StateLayouts, to_class_entries
 from sharding.zero.stream import Stream, check_can_send, empty_copy, list_tensors
@@ -109,7 +109,15 @@ def local_content(parts: OptimizerParts) -> Any:
             for one in parts.plan.owned(parts.rank)
             if (param := parts.params[one.path]) in parts.optim.state
         }
-    return {key: list(one) for key, one in local_state_ranges(parts).items()}
+    found: dict[str, tuple[tuple[int, ...], dict[int, Tensor]]] = {}
+    for shard, entries in parts.with_state():
+        chain = parts.shards.chain_of(shard, parts.groups)
+        for name, tensor in entries.items():
+            shape, start = shard.position_of(chain, name, tensor)
+            if start or not shard.start:  # other state belongs to the owner of the first element
+                _, ranges = found.setdefault(f"{shard.path}/{name}", (shape, {}))
+                ranges[start] = tensor.detach().reshape(-1)
+    return found
 
 
 def _target_tensors(content: Any, found: dict[Any, Any], *, whole: bool) -> Any:

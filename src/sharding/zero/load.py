@@ -10,8 +10,9 @@ from torch import Tensor
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.checkpoint_names import match_by_name
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
-from functional_optim.frontends.torch_checkpoint import DECOUPLED
+from functional_optim.frontends.torch_checkpoint import DECOUPLED, own_copy
 from functional_optim.frontends.torch_groups import missing_flags, options_of
+from functional_optim.storage.conversion import encode_entries
 from sharding.checkpoint.flat_ranges import elements_of, has_parts, whole_of
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
@@ -23,7 +24,6 @@ from sharding.zero.state_layout import (
     StateLayout,
     StateLayouts,
     decode_range,
-    encode_state,
     needs_extra_digits,
     spans_of,
     write_extra_digits,
@@ -84,10 +84,7 @@ def _build_groups(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> list[
             f"{counts}; they must be the same"
         )
     every = enumerate(map(options_of, saved))
-    return [
-        _with_options(parts, number, {key: _own_copy(one) for key, one in options.items()})
-        for number, options in every
-    ]
+    return [_with_options(parts, number, own_copy(options)) for number, options in every]
 
 
 def _with_options(parts: OptimizerParts, number: int, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,7 +186,7 @@ def _read_part(
     for name, (_, length) in wanted.items():
         value = given[name]
         if shard.whole and name in layout.plain.dtypes:
-            continue  # encode_state checks the shape
+            continue  # encode_entries checks the shape
         if not isinstance(value, Tensor) or value.numel() != length:
             got = f"{value.numel()} elements" if isinstance(value, Tensor) else repr(value)
             raise ValueError(f"the state {name} of {shard.path!r} has {got}, wanted are {length}")
@@ -197,7 +194,9 @@ def _read_part(
             given[name] = elements_of(value, *spans[name])
     given = {name: whole_of(value) for name, value in given.items()}
     part = decode_range(layout, given, spans, shard.start, shard.stop) if given else {}
-    return encode_state(layout, shard.tensor, part, shard.path, counts[shard.group])
+    chain, count = layout.chain, counts[shard.group]
+    own = chain.stages, chain.hypers, shard.tensor
+    return encode_entries(*own, part, shard.path, group_step=count)
 
 
 def _load_foreign(parts: OptimizerParts, states: Mapping[str, Entries]) -> None:
@@ -219,10 +218,3 @@ def _copy_to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_copy_to_device(item, device) for item in value)
     return value
-
-
-def _own_copy(value: Any) -> Any:
-    """Return an option that shares no memory with the caller's option."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return list(value) if isinstance(value, list) else value

@@ -1,5 +1,6 @@
 """Steps and gathers of ranges, which communication hooks use with ZeroRedundancyOptimizer."""
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim.frontends.averaged_params import AveragedParams, Views
+from functional_optim.frontends.loss_scale import Scaling
 from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport
@@ -20,6 +22,8 @@ from sharding.zero.groups import Transports, all_reduce_vector, sum_vector, vect
 from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.shard_steps import ShardSteps
+
+logger = logging.getLogger(__name__)
 
 _REQUIRES_GRAD = attrgetter("requires_grad")  # without a Python call for each parameter
 
@@ -297,6 +301,21 @@ class RangeStepMixin(AveragedParams):
         if self._local is not None:
             own = self._local.find_changing(own)
         return own if own is self.params else (path for path in self.params if path in own)
+
+    def _check_hook_unscaled(self) -> None:
+        """Warn that step() does nothing. Raise RuntimeError if a GradScaler was not considered."""
+        scaling = Scaling.of(self)
+        if not scaling.is_scaled:
+            logger.warning(
+                "step() does nothing where overlap_with_ddp=True: parameters are stepped by the "
+                "communication hook, while backward goes on; take the call out of the loop"
+            )
+        elif scaling.grad_scale is not None or not self.hook_unscales:
+            raise RuntimeError(
+                "the communication hook has not unscaled gradients by this GradScaler since its "
+                "last update(): if it does not know it, it has stepped by scaled gradients; give "
+                "the hook grad_scaler="
+            )
 
     def _find_memory(self, paths: Collection[str]) -> None:
         if self._memory.refresh(paths):

@@ -176,12 +176,12 @@ class ShardSteps:
             TypeError, ValueError: as for :meth:`step`. Nothing has changed.
         """
         with self._lock:
-            check_measured(self.owned.recipe.optimizer.stages, measured)
-            if len(measured) < self.measured_stages:
+            if len(measured) != self.measured_stages:
                 raise ValueError(
                     f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
                     f"{len(measured)}; make them with measure() and total()"
                 )
+            check_measured(self.owned.recipe.optimizer.stages, measured)
             self.complete()
             plans = self._plans_of(shards)
             for call in plans.prepare(self.param_groups, gradients, measured):
