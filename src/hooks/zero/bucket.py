@@ -12,9 +12,7 @@ from hooks.buckets import BucketPosition, gradient_views
 from sharding import ShardPlan
 from sharding.transport import Transport, Work
 from sharding.zero.coalescing import MessagePlan, OwnedSpan, copy, plan_messages
-
-Gradients = dict[str, list[tuple[int, int, Tensor]]]
-"""By path, ranges of the flat parameter, each with its gradient."""
+from sharding.zero.local_shards import Gradients
 
 
 class Member(NamedTuple):
@@ -93,7 +91,7 @@ class ZeroBucket:
         return {path: ranges for path, ranges in found.items() if path not in left_out}
 
     def _find_owned(self, rank: int) -> Gradients:
-        found: Gradients = {}
+        found: dict[str, list[tuple[int, int, Tensor]]] = {}
         for one in self.members:
             for ranks, start, stop in self._plan.owners(one.path):
                 if ranks[0] == rank:

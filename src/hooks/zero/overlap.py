@@ -19,7 +19,7 @@ from hooks.buckets import reduced_parameters
 from hooks.driver import BucketDriver
 from hooks.profiling import named_range
 from hooks.usage import UsedFlags, may_leave_unused
-from hooks.zero.bucket import BucketCache, Gradients, ZeroBucket
+from hooks.zero.bucket import BucketCache, ZeroBucket
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
 from hooks.zero.roll_call import RollCall
@@ -28,26 +28,12 @@ from sharding import ZeroRedundancyOptimizer
 from sharding.transport import Transport
 from sharding.zero.gather import GatherWork
 from sharding.zero.groups import sum_vector
+from sharding.zero.local_shards import Gradients
 
 logger = logging.getLogger(__name__)
 
 RANGE = "functional_optim.zero_step"
 """Name of the steps of a bucket in traces of torch.profiler."""
-
-
-class OverlapOptions(NamedTuple):
-    """Options of a ZeRO hook."""
-
-    hold: bool = False
-    """Step all buckets after the last one is communicated, not each bucket at once."""
-    max_norm: float | None = None
-    """Scale all gradients down together if their norm exceeds this."""
-    skip_nonfinite: bool = False
-    """Skip the step on all ranks if a gradient is not finite."""
-    grad_scaler: torch.amp.GradScaler | None = None
-    """The scaler of the loss."""
-    into_forward: bool = False
-    """Let gathers continue after backward."""
 
 
 class _ReducedBucket(NamedTuple):
@@ -74,7 +60,9 @@ class Overlap:
         zero: the optimizer.
         gathers: a transport over a separate group, so that gathers and reductions need no common
             order.
-        options: of the hook.
+        clipping: of the hook.
+        hold: True to step all buckets after the last one is communicated, not each bucket at once.
+        into_forward: True to let gathers continue after backward.
         all_of_ddp: True if ``zero`` must have every parameter that DDP reduces.
     """
 
@@ -83,8 +71,10 @@ class Overlap:
         ddp: DistributedDataParallel,
         zero: ZeroRedundancyOptimizer,
         gathers: Transport,
-        options: OverlapOptions,
+        clipping: Clipping,
         *,
+        hold: bool,
+        into_forward: bool = False,
         all_of_ddp: bool,
     ) -> None:
         # A weak reference: the reducer of the module refers to the hook, and Python would never
@@ -94,13 +84,12 @@ class Overlap:
         self._all_of_ddp = all_of_ddp
         self._gathers = gathers
         self._device = gather_device(zero)
-        self._options = options
-        self.clipping = Clipping(
-            zero, options.max_norm, options.skip_nonfinite, options.grad_scaler
-        )
+        self._into_forward = into_forward
+        self.clipping = clipping
+        zero.hook_unscales = clipping.has_scaler
         self._measured, self._steps_at_once = zero.measured_stages, zero.steps_at_once
-        waits = self.clipping.is_needed or self._measured > 0 or self._steps_at_once
-        self._hold = options.hold or waits
+        waits = clipping.is_needed or self._measured > 0 or self._steps_at_once
+        self._hold = hold or waits
         reduced = reduced_parameters(ddp)
         self.driver = BucketDriver(
             ddp.process_group, reduced.values(), reduced, may_leave_unused=may_leave_unused(ddp)
@@ -236,7 +225,7 @@ class Overlap:
             if self._hold:
                 self._step_all(without_data)
             self._zero.end_iteration()
-            if joining or not self._options.into_forward:
+            if joining or not self._into_forward:
                 self._wait_for_gathers()
         return bucket.buffer
 
@@ -321,7 +310,7 @@ class Overlap:
 
 
 def _merge_gradients(parts: Iterable[Gradients]) -> Gradients:
-    found: Gradients = {}
+    found: dict[str, list[tuple[int, int, Tensor]]] = {}
     for one in parts:
         for path, ranges in one.items():
             found.setdefault(path, []).extend(ranges)
