@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from functional_optim.core.state import LeafState
+from functional_optim.frontends import group_tensors
 from functional_optim.frontends.group_tensors import Group, StateOf
 from functional_optim.frontends.recipe import ChainCache, GroupChain
 from functional_optim.plan.step_counts import stack_counts
@@ -18,13 +19,6 @@ from sharding.zero.params import Groups
 
 Gradients = Mapping[str, Sequence[tuple[int, int, Tensor]]]
 """By path of a parameter: ranges [start, stop) of its flattened elements, and their gradients."""
-
-
-class ShardStep(NamedTuple):
-    """Shard that is stepped, and its gradient in the shape of the shard."""
-
-    shard: LocalShard
-    grad: Tensor
 
 
 class LocalShards:
@@ -160,9 +154,14 @@ class LocalShards:
         known = shard.tensor.is_floating_point() or shard.tensor.is_complex()
         return self.recipe.form.frozen and known
 
-    def match_ranges(self, gradients: Gradients) -> list[ShardStep]:
-        """Return the shards of ranges. Raise ValueError for a range that this rank does not own."""
-        found = []
+    def match_ranges(
+        self, gradients: Gradients
+    ) -> tuple[tuple[LocalShard, ...], group_tensors.Gradients]:
+        """Return the shards of ranges, and a function that returns the gradients of their tensors.
+
+        Raise ValueError for a range that this rank does not own.
+        """
+        found, given = list[LocalShard](), dict[int, Tensor]()
         for path, ranges in gradients.items():
             for start, stop, grad in ranges:
                 one = self._by_range.get((path, start, stop))
@@ -172,5 +171,10 @@ class LocalShards:
                         f"elements [{start}, {stop}) of {path!r} are not this rank's to step: of "
                         f"that parameter it owns {', '.join(own) or 'nothing'}"
                     )
-                found.append(ShardStep(one, one.gradient_from(grad)))
-        return found
+                found.append(one)
+                given[id(one.tensor)] = one.gradient_from(grad)
+
+        def gradients_of(tensors: list[Tensor]) -> list[Tensor | None]:
+            return [given.get(id(one)) for one in tensors]
+
+        return tuple(found), gradients_of

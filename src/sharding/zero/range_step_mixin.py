@@ -132,10 +132,10 @@ class RangeStepMixin(AveragedParams):
             [0.5, 0.5, 0.5, 0.5]
             >>> dist.destroy_process_group()
         """
-        asked = self._own.match_ranges(gradients)
+        shards, given = self._own.match_ranges(gradients)
         self._collected = None
         self._find_memory(self.params if self.steps_at_once else gradients)
-        self._steps.step_some(asked, measured)
+        self._steps.step_some(shards, given, measured)
         self._memory.mark_changed(gradients)
 
     def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
@@ -153,9 +153,9 @@ class RangeStepMixin(AveragedParams):
         Raises:
             ValueError: the chain needs no further total; else as for :meth:`step_owned`.
         """
-        asked = self._own.match_ranges(gradients)
+        shards, given = self._own.match_ranges(gradients)
         self._find_memory(self.params if self.steps_at_once else gradients)
-        addends, numbers = self._steps.addends_of(asked, measured)
+        addends, numbers = self._steps.addends(given, measured, shards)
         return vectors_of(addends, self.plan, numbers)
 
     def total(self, addends: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     @property
     def local(self) -> ShardSteps:
-        """Return the local optimizer of the shard, which gets gradients as arguments."""
+        """The steps of the shards."""
         return self._local
 
     @property

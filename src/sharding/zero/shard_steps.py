@@ -1,4 +1,4 @@
-"""Local optimizer over the shards of one rank."""
+"""Steps of the shards of one rank."""
 
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.checks import check_count, check_measured
+from functional_optim.core.checks import check_measured
 from functional_optim.core.hyper import copy_tensors
 from functional_optim.core.links import has_gates
 from functional_optim.frontends.group_tensors import Gradients
@@ -15,9 +15,8 @@ from functional_optim.frontends.torch_groups import options_of, params_of_groups
 from functional_optim.kernels import needs_total
 from functional_optim.plan.guard import grads_of
 from functional_optim.plan.shared_numbers import shared_by_name
-from sharding.zero.groups import vector_at
 from sharding.zero.local_shard import LocalShard
-from sharding.zero.local_shards import LocalShards, ShardStep
+from sharding.zero.local_shards import LocalShards
 from sharding.zero.owned_groups import OwnedGroup
 from sharding.zero.shard_plans import ShardPlans
 from sharding.zero.step_tracker import StepTracker
@@ -27,29 +26,14 @@ PLANS = 64
 
 
 class ShardSteps:
-    """A :class:`~functional_optim.frontends.local_optimizer.LocalOptimizer` over a rank's shards.
+    """Steps of the shards of one rank.
 
-    A ZeroRedundancyOptimizer steps with it after backward, all shards by the ``.grad`` of their
-    parameters, and from a communication hook, the shards of a bucket. A gradient belongs to the
-    whole parameter, or is flat and belongs to the shard.
+    A ZeroRedundancyOptimizer steps all shards after backward, by the ``.grad`` of their parameters,
+    and the shards of a bucket from a communication hook, by given gradients.
 
     Args:
         shards: of the rank.
         param_groups: the rank's part of each group.
-
-    Example::
-
-        >>> import torch
-        >>> import torch.distributed as dist
-        >>> from functional_optim import sgd
-        >>> from sharding import ZeroRedundancyOptimizer
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> weight = torch.nn.Parameter(torch.ones(2))
-        >>> local = ZeroRedundancyOptimizer([weight], sgd(lr=0.5)).optim.local
-        >>> local.step([torch.ones(2)])
-        >>> weight.tolist()
-        [0.5, 0.5]
-        >>> dist.destroy_process_group()
     """
 
     def __init__(self, shards: LocalShards, param_groups: Sequence[OwnedGroup]) -> None:
@@ -133,32 +117,6 @@ class ShardSteps:
                     found[place] = one.own_gradient()
         return found
 
-    def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
-        """Run a step; ``.grad`` is neither read nor written.
-
-        Raises:
-            TypeError, ValueError: a gradient or an option that does not fit, a total that is
-                missing. Nothing has changed.
-        """
-        self.step_every(self._check_gradients(gradients), measured)
-
-    def measure(
-        self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
-    ) -> Tensor:
-        """Return each parameter's addend to the next total, in float64, at its first shard.
-
-        The result has a row for each shard, if a stage needs several totals.
-        """
-        by_path, numbers = self.addends(self._check_gradients(gradients), measured)
-        places: dict[str, int] = {}
-        for place, one in enumerate(self.shards):
-            places.setdefault(one.path, place)
-        count = len(self.params)
-        if not numbers:
-            return vector_at(by_path, places, count)
-        columns = [{path: row[k] for path, row in by_path.items()} for k in range(numbers)]
-        return torch.stack([vector_at(one, places, count) for one in columns], dim=1).cpu()
-
     def step_every(
         self,
         gradients: Gradients,
@@ -173,7 +131,8 @@ class ShardSteps:
             shards: that have gradients; None for all shards.
 
         Raises:
-            TypeError, ValueError: as for :meth:`step`. Nothing has changed.
+            TypeError, ValueError: a gradient or an option that does not fit, a total that is
+                missing. Nothing has changed.
         """
         with self._lock:
             if len(measured) != self.measured_stages:
@@ -188,23 +147,18 @@ class ShardSteps:
                 call()
             self._write_shared()
 
-    def step_some(self, asked: Sequence[ShardStep], measured: Sequence[Tensor]) -> None:
-        """Step some shards by given gradients, and track which shards an iteration has stepped.
+    def step_some(
+        self, shards: tuple[LocalShard, ...], gradients: Gradients, measured: Sequence[Tensor]
+    ) -> None:
+        """Step some shards, and track which shards an iteration has stepped.
 
         With shared scalars, this is a step of all shards; the other shards have no gradient.
         Raise RuntimeError for a shard that was stepped before in this iteration.
         """
-        shards = tuple([one.shard for one in asked])
         with self._lock:
             self.tracker.check(shards)
-            self.step_every(_by_tensor(asked), measured, shards)
+            self.step_every(gradients, measured, shards)
             self.tracker.mark_stepped(shards)
-
-    def addends_of(
-        self, asked: Sequence[ShardStep], measured: Sequence[Tensor]
-    ) -> tuple[dict[str, Tensor], int]:
-        """Return the addends of some shards to the next total, as :meth:`addends` does."""
-        return self.addends(_by_tensor(asked), measured, tuple([one.shard for one in asked]))
 
     def addends(
         self,
@@ -279,14 +233,6 @@ class ShardSteps:
         if self.chains is not None:
             self.chains.write_shared(self.param_groups)
 
-    def _check_gradients(self, gradients: Sequence[Tensor | None]) -> Gradients:
-        shards = self.shards
-        check_count(gradients, len(shards))
-        pairs = zip(shards, gradients, strict=True)
-        return _by_tensor(
-            [ShardStep(one, one.gradient_from(grad)) for one, grad in pairs if grad is not None]
-        )
-
     def _plans_of(self, shards: tuple[LocalShard, ...] | None) -> ShardPlans:
         """Return the plans of some shards, or of all shards: for None, or with shared scalars."""
         if shards is not None and self.chains is None:
@@ -304,13 +250,3 @@ class ShardSteps:
             self._every = ShardPlans(self.owned, list(every.values()))
             self._count = len(states)
         return self._every
-
-
-def _by_tensor(asked: Sequence[ShardStep]) -> Gradients:
-    """Return a function that returns the gradients of tensors."""
-    given = {id(one.shard.tensor): one.grad for one in asked}
-
-    def found(tensors: list[Tensor]) -> list[Tensor | None]:
-        return [given.get(id(one)) for one in tensors]
-
-    return found
