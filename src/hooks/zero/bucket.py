@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hooks.buckets import BucketPosition, gradient_views
-from sharding import ShardPlan
+from sharding import Owner, ShardPlan
 from sharding.transport import Transport, Work
-from sharding.zero.coalescing import MessagePlan, OwnedSpan, copy, plan_messages
+from sharding.zero.coalescing import MessagePlan, copy, plan_messages
 from sharding.zero.local_shards import Gradients
 
 
@@ -74,12 +74,12 @@ class ZeroBucket:
     @cached_property
     def messages(self) -> MessagePlan:
         """Return the messages that send gradients to their owners, in the first replica."""
-        spans = [
-            OwnedSpan(one.offset + one.factor * a, one.offset + one.factor * b, ranks[0])
+        owners = [
+            Owner(ranks, one.offset + one.factor * a, one.offset + one.factor * b)
             for one in self.members
             for ranks, a, b in self._plan.owners(one.path)
         ]
-        return plan_messages([(self.buffer, spans)], [], self._size)
+        return plan_messages([(self.buffer, owners)], [], self._size)
 
     def owned_gradients(self, rank: int, without: Iterable[str] = ()) -> Gradients:
         """Return the current gradients of a rank's elements, except of paths in ``without``."""

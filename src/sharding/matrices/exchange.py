@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim.core.dtensors import to_local
-from sharding.matrices.shard_group import Rows, ShardGroup
-from sharding.transport.protocol import TransportError
+from sharding.matrices.shard_group import ShardGroup
+from sharding.transport.protocol import Range, TransportError
 from sharding.zero.coalescing import copy
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class OwnedMatrix:
     param: "DTensor"
     owner: int
     """The rank of the owner in the group."""
-    rows: Sequence[Rows]
+    rows: Sequence[Range]
     """The rows of each rank."""
     whole: Tensor | None = None
     """The whole parameter, on the owner."""
