@@ -28,7 +28,7 @@ from sharding.matrices.totals import compute_totals
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
 from sharding.transport.protocol import TransportError
-from sharding.zero.params import group_numbers, named_params
+from sharding.zero.params import named_params
 
 
 class MatrixOwnerOptimizer(TorchOptimizer):
@@ -163,7 +163,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 
     def _find_owners(self) -> None:
         params = named_params(self.param_groups)
-        self._known_owners.extend(params, group_numbers(self.param_groups), self._chain_of)
+        self._known_owners.extend(params, self.param_groups, self._chain_of)
         for param in params.values():  # torch's helpers make a step if a parameter has no state
             self.state.setdefault(param, {})
         self._complete_all()
