@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_measured
 from functional_optim.core.hyper import copy_tensors
+from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import has_gates
 from functional_optim.frontends.group_tensors import Gradients
 from functional_optim.frontends.torch_groups import options_of, params_of_groups
@@ -144,7 +145,7 @@ class ShardSteps:
             self.complete()
             plans = self._plans_of(shards)
             for call in plans.prepare(self.param_groups, gradients, measured):
-                call()
+                defer_interrupts(call)
             self._write_shared()
 
     def step_some(
