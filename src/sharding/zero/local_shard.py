@@ -142,14 +142,6 @@ class LocalShard:
         check_grad(self.tensor, grad, self.path)
         return grad.detach() if grad.requires_grad else grad
 
-    def own_gradient(self) -> Tensor | None:
-        """Return the parameter's ``.grad`` in the shape of the shard, or None. torch checks it."""
-        grad = self.param.grad
-        if grad is None:
-            return None
-        own = grad if self.whole else self._slice_gradient(grad)
-        return own.detach() if own.requires_grad else own
-
     def _slice_gradient(self, grad: Tensor) -> Tensor:
         in_shape = grad.shape == self.param.shape
         if self.whole:

@@ -31,7 +31,7 @@ class LocalShards:
         self.recipe = recipes.whole
         self.states: MutableMapping[Tensor, dict[str, Any]] = defaultdict(dict)
         """torch's dicts of state, by the tensors in the groups of ``.optim``."""
-        self._chains = ChainCache(recipes.of)
+        self.chains = ChainCache(recipes.of)
         self._memory = memory
         self._rank = rank
         self.by_path: dict[str, list[LocalShard]] = {}
@@ -45,47 +45,41 @@ class LocalShards:
 
     def extend(self, plan: ShardPlan) -> None:
         """Add shards of the parameters that are new in a plan."""
-        found: dict[str, list[LocalShard]] = {}
+        known = {*self.by_path}
         for one in plan.owned(self._rank):
-            if one.path not in self.by_path:
-                location = self._memory.locations[one.path]
-                tensor = location.param
-                if not one.whole:
-                    assert location.flat is not None, "checked with the plan"
-                    tensor = location.flat[one.start : one.stop]
-                group = plan.specs[one.parameter].group
-                where = one.path, one.start, one.stop, one.whole, group
-                shard = LocalShard(*where, location.param, tensor, self.states)
-                found.setdefault(one.path, []).append(shard)
-        self.by_path.update(found)
-        new = [shard for shards in found.values() for shard in shards]
-        self.by_tensor.update({id(one.tensor): one for one in new})
-        self._by_range.update({(one.path, one.start, one.stop): one for one in new})
-        self.has_cuts = self.has_cuts or not all(one.whole for one in new)
-        self._bare += [one for one in new if not self.is_frozen(one)]
+            if one.path in known:
+                continue
+            location = self._memory.locations[one.path]
+            tensor = location.param
+            if not one.whole:
+                assert location.flat is not None, "checked with the plan"
+                tensor = location.flat[one.start : one.stop]
+            where = one.path, one.start, one.stop, one.whole, plan.specs[one.parameter].group
+            shard = LocalShard(*where, location.param, tensor, self.states)
+            self.by_path.setdefault(one.path, []).append(shard)
+            self.by_tensor[id(tensor)] = self._by_range[where[:3]] = shard
+            self.has_cuts = self.has_cuts or not one.whole
+            if not self.is_frozen(shard):
+                self._bare.append(shard)
 
     def every(self) -> Iterable[LocalShard]:
         return self.by_tensor.values()
 
     def chain_of(self, shard: LocalShard, groups: Groups) -> GroupChain:
         """Return the chain that steps a shard, with its group's current options."""
-        return self._chains.of(shard.group, groups[shard.group], shard.device)
+        return self.chains.of(shard.group, groups[shard.group], shard.device)
 
     def check_options(self, number: int, group: Mapping[str, Any]) -> None:
         """Raise TypeError or ValueError if no chain can be built with a group's options."""
         for kind in {param.device.type for param in group["params"]}:
-            self.chain_for(number, group, kind)
+            self.chains.of(number, group, kind)
 
     def check_common_options(self, groups: Groups) -> None:
         """Raise ValueError if groups differ in an option that shared scalars depend on."""
         if self.recipes.chains is not None:
-            hypers = [self.chain_for(*one, "cpu").hypers for one in enumerate(groups)]
+            hypers = [self.chains.of(*one, "cpu").hypers for one in enumerate(groups)]
             every = [Group(own, (), None, number) for number, own in enumerate(hypers)]
             self.recipes.chains.check_common_options(every, ())
-
-    def chain_for(self, number: int, group: Mapping[str, Any], device: str) -> GroupChain:
-        """Return the chain of a group with these options, on a type of device."""
-        return self._chains.of(number, group, device)
 
     def update_views(self) -> None:
         """Update the views of ranges, after parameters got other memory."""

@@ -92,7 +92,7 @@ class ShardPlans:
     ) -> list[tuple[_Unit, CurrentGroups]]:
         """Return each unit, and its shards with their current options and state."""
         chains = [
-            self._owned.chain_for(part.group, groups[part.group], part.device.type)
+            self._owned.chains.of(part.group, groups[part.group], part.device.type)
             for part in self._parts
         ]
         kinds: list[tuple[object, str]] = [(one.stages, one.executor) for one in chains]

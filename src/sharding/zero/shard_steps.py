@@ -114,8 +114,9 @@ class ShardSteps:
         if self.owned.has_cuts:
             shards = map(self.owned.by_tensor.__getitem__, map(id, tensors))
             for place, one in enumerate(shards):
-                if not one.whole:
-                    found[place] = one.own_gradient()
+                grad = one.param.grad
+                if grad is not None and not one.whole:
+                    found[place] = one.gradient_from(grad)
         return found
 
     def step_every(
