@@ -55,16 +55,6 @@ class ShardSteps:
         self.complete()
 
     @property
-    def shards(self) -> list[LocalShard]:
-        """Return the shards of the groups, group by group."""
-        return [self.owned.by_tensor[id(one)] for one in self.params]
-
-    @property
-    def params(self) -> list[Tensor]:
-        """Return the tensors of the shards, group by group."""
-        return params_of_groups(self.param_groups)
-
-    @property
     def measured_stages(self) -> int:
         """Number of totals over the gradients of all ranks that a step needs."""
         return sum(map(needs_total, self.owned.recipe.optimizer.stages))
@@ -182,19 +172,6 @@ class ShardSteps:
             found = self._plans_of(shards).addends(self.param_groups, gradients, measured)
             return found, 0 if stage.reduce is None else stage.totals
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return options and state of the shards, in torch's form."""
-        self.complete()
-        numbers = {id(one): number for number, one in enumerate(self.params)}
-        states = self.owned.states.items()
-        return {
-            "state": {numbers[id(tensor)]: entries for tensor, entries in states},
-            "param_groups": [
-                {**options_of(group), "params": [numbers[id(one)] for one in group["params"]]}
-                for group in self.param_groups
-            ],
-        }
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load options and state of these shards. If this raises, nothing has changed."""
         saved, owned, state = state_dict["param_groups"], self.owned, state_dict["state"]
@@ -213,8 +190,9 @@ class ShardSteps:
             if self.chains is not None:
                 self.chains.check_shared(groups)
             read = []
-            keys = [key for group in saved for key in group["params"]]
-            for one, key in zip(self.shards, keys, strict=True):
+            keys = params_of_groups(saved)
+            shards = [owned.by_tensor[id(one)] for one in params_of_groups(self.param_groups)]
+            for one, key in zip(shards, keys, strict=True):
                 chain, entries = owned.chain_of(one, groups), state.get(key) or {}
                 if entries or one.has_state:
                     read.append((one, one.read_entries(chain, entries)))
