@@ -36,14 +36,6 @@ RANGE = "functional_optim.zero_step"
 """Name of the steps of a bucket in traces of torch.profiler."""
 
 
-class _ReducedBucket(NamedTuple):
-    """Bucket with reduced gradients."""
-
-    bucket: ZeroBucket
-    owned: Gradients
-    """The gradients by which this rank steps."""
-
-
 class _PendingGather(NamedTuple):
     """Parameters that are being gathered."""
 
@@ -99,7 +91,8 @@ class Overlap:
         self._frozen = [path for path, param in zero.params.items() if not param.requires_grad]
         self.roll_call = RollCall(ddp.process_group, self._device)
         self._entered: list[Tensor] = []
-        self._waiting: list[_ReducedBucket] = []
+        self._waiting: list[tuple[ZeroBucket, Gradients]] = []
+        """Buckets with reduced gradients, and the gradients by which this rank steps."""
         self._addends: list[Tensor] = []
         self._pending: dict[int, _PendingGather] = {}
         self.handles = self.driver.handles
@@ -256,7 +249,7 @@ class Overlap:
         if not self._hold:
             self._step(owned, (), [bucket])
             return
-        self._waiting.append(_ReducedBucket(bucket, owned))
+        self._waiting.append((bucket, owned))
         if self.clipping.is_needed:
             self._addends.append(squared_norms(owned, plan))
         elif self._measured and not self._steps_at_once:
@@ -265,28 +258,27 @@ class Overlap:
     def _step_all(self, without_data: bool) -> None:
         """Step all buckets, or skip the step."""
         waiting, self._waiting = self._waiting, []
-        if self.clipping.is_needed and not self._clip(waiting, without_data=without_data):
+        buckets = [bucket for bucket, _ in waiting]
+        if self.clipping.is_needed and not self._clip(buckets, without_data=without_data):
             return
-        steps = [(one.owned, [one.bucket]) for one in waiting]
+        steps = [(owned, [bucket]) for bucket, owned in waiting]
         if self._steps_at_once:
-            steps = [
-                (_merge_gradients(one.owned for one in waiting), [one.bucket for one in waiting])
-            ]
+            steps = [(_merge_gradients(owned for _, owned in waiting), buckets)]
         measured: list[Tensor] = []
         for _ in range(self._measured):
             if not self._addends:
                 self._addends = [self._zero.measure(one, measured=measured) for one, _ in steps]
             measured.append(self._sum_addends(self._zero.summed))
-        for owned, buckets in steps:
-            self._step(owned, measured, buckets)
+        for owned, of_step in steps:
+            self._step(owned, measured, of_step)
 
-    def _clip(self, waiting: Sequence[_ReducedBucket], *, without_data: bool) -> bool:
+    def _clip(self, buckets: Sequence[ZeroBucket], *, without_data: bool) -> bool:
         """Unscale and clip gradients; return False if the step is skipped."""
         squares = self._sum_addends(sum_vector).item()
-        gradients = [gradient for one in waiting for gradient in one.bucket.gradients]
+        gradients = [gradient for one in buckets for gradient in one.gradients]
         if self.clipping.apply(gradients, squares, without_data=without_data):
             return True
-        self._zero.skip([path for one in waiting for path in one.bucket.paths])
+        self._zero.skip([path for one in buckets for path in one.paths])
         return False
 
     @disable_compile

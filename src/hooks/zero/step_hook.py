@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hooks.zero.bucket import Reduction
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
-from hooks.zero.forward_waits import ForwardWaits, WaitFor
+from hooks.zero.forward_waits import ForwardWaits
 from hooks.zero.hook_with_zero_step import ZeroHook
 from hooks.zero.overlap import Overlap, gather_device
 from sharding import ZeroRedundancyOptimizer
@@ -126,22 +126,17 @@ def zero_step_hook(
         ddp, zero, gathers, clipping, hold=False, into_forward=into_forward, all_of_ddp=True
     )
     if into_forward:
-        overlap.handles += ForwardWaits(ddp.module, paths, _weak_wait(overlap)).handles
+        reference = weakref.ref(overlap)  # the module must not keep the hook alive
+
+        def wait_for(params: Iterable[Tensor]) -> None:
+            alive = reference()
+            if alive is not None:
+                alive.wait_for(params)
+
+        overlap.handles += ForwardWaits(ddp.module, paths, wait_for).handles
 
     def call(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         zero_bucket, used = overlap.add_bucket(bucket)
         return overlap.submit(zero_bucket, used, Reduction(reductions, zero_bucket).wait)
 
     return ZeroHook("zero_step_hook", overlap, call)
-
-
-def _weak_wait(overlap: Overlap) -> WaitFor:
-    """Return ``overlap.wait_for`` as a function that does not keep the overlap alive."""
-    reference = weakref.ref(overlap)
-
-    def wait_for(params: Iterable[Tensor]) -> None:
-        alive = reference()
-        if alive is not None:
-            alive.wait_for(params)
-
-    return wait_for

@@ -51,15 +51,6 @@ class LocalShard:
         """Return True if the parameter is trainable now."""
         return self.param.requires_grad
 
-    @property
-    def needs_state(self) -> bool:
-        """Return True if the shard is stepped, or was: it is trainable, or has a gradient."""
-        return self.is_trainable or self.param.grad is not None
-
-    @property
-    def device(self) -> str:
-        return self.tensor.device.type
-
     def init_entries(self, chain: GroupChain) -> dict[str, Any]:
         """Return the entries of the state before the first step."""
         self.has_state, self._kinds, self._init_hypers = True, None, chain.hypers

@@ -67,7 +67,7 @@ class LocalShards:
 
     def chain_of(self, shard: LocalShard, groups: Groups) -> GroupChain:
         """Return the chain that steps a shard, with its group's current options."""
-        return self.chains.of(shard.group, groups[shard.group], shard.device)
+        return self.chains.of(shard.group, groups[shard.group], shard.tensor.device.type)
 
     def check_options(self, number: int, group: Mapping[str, Any]) -> None:
         """Raise TypeError or ValueError if no chain can be built with a group's options."""
@@ -104,7 +104,8 @@ class LocalShards:
             return
         bare, self._bare, begun = self._bare, [], list[LocalShard]()
         for one in bare:
-            chosen = one.needs_state or one.path in wanted or self._has_frozen_state(one)
+            is_stepped = one.is_trainable or one.param.grad is not None
+            chosen = is_stepped or one.path in wanted or self._has_frozen_state(one)
             (begun if chosen else self._bare).append(one)
         made = [one.init_entries(self.chain_of(one, groups)) for one in begun]
         counts = stack_counts([own["step"] for own in made])
