@@ -26,7 +26,6 @@ class GroupRecipes:
         self.whole = whole
         """The recipe with all stages, and with the options that every group has."""
         self._own: list[Recipe] = []
-        self._sizes: list[int] = []
         self.chains: GroupChains | None = None
         """If the optimizer has shared scalars, these scalars and the chain of each group."""
         if self.divides and _has_shared_scalars(whole.optimizer):
@@ -44,33 +43,34 @@ class GroupRecipes:
         """Return the recipe of a group."""
         return self._own[number]
 
-    def divide(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+    def divide(self, group: dict[str, Any], first: int) -> list[dict[str, Any]]:
         """Divide a group into groups with one chain each, and store their recipes.
+
+        Args:
+            group: its "params" are parameters, or pairs of a name and a parameter.
+            first: number of parameters in the groups before.
 
         Raises:
             TypeError: an option that the optimizer does not have; without shared scalars,
                 parameters that differ in the stages that need a total over all gradients.
             ValueError: a parameter on which no rule acts.
         """
-        params = group.get("params")
-        if not isinstance(self.whole, ComposedRecipe) or not isinstance(params, list):
+        if not isinstance(self.whole, ComposedRecipe) or not isinstance(group["params"], list):
             require_options(group, self.whole.defaults)
             self._own.append(self.whole)
-            self._sizes.append(len(params) if isinstance(params, list) else 1)
             return [group]
-        parts = self.whole.parts(group, sum(self._sizes), self.unmet)
+        parts = self.whole.parts(group, first, self.unmet)
         for part, _ in parts:
             if self.chains is None:
                 self._check_totals(part)
             else:
                 self.chains.add(part.optimizer, part.places)
         self._own += [own for _, own in parts]
-        self._sizes += [len(part.group["params"]) for part, _ in parts]
         return [part.group for part, _ in parts]
 
     def truncate(self, count: int) -> None:
         """Remove the recipes of all groups after the first ``count``."""
-        del self._own[count:], self._sizes[count:]
+        del self._own[count:]
         if self.chains is not None:
             self.chains.remove_after((count, 0))
 

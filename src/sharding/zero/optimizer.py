@@ -12,7 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from functional_optim._torch import is_joining, step_without_global_hooks
 from functional_optim.core.dynamo import disable_compile
 from functional_optim.frontends.loss_scale import Scaling
-from functional_optim.frontends.torch_groups import common_options, copy_option_tensors
+from functional_optim.frontends.torch_groups import (
+    common_options,
+    copy_option_tensors,
+    params_of_groups,
+)
 from functional_optim.frontends.torch_schedule import guard_schedules
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
@@ -319,7 +323,8 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         is_composed = self._recipes.divides
         if is_composed:
             self.defaults = {}  # each part has only its own options
-        for part in self._recipes.divide(group):
+        first = len(params_of_groups(self.param_groups))
+        for part in self._recipes.divide(group, first):
             super().add_param_group(part)
             copy_option_tensors(self.param_groups[-1])
             number = len(self.param_groups) - 1
