@@ -144,7 +144,7 @@ def _to_torch_states(parts: OptimizerParts, states: dict[str, dict[str, Tensor]]
         entries = states.pop(path)
         if layout.plain.stored:
             entries = decode_entries(entries, layout.plain.dtypes)
-        fields, late = layout.plain.dtypes, layout.starts_late(param)
+        fields, late = layout.plain.dtypes, layout.starts_late
         written = to_class_entries(entries, parts.schema, fields, starts_late=late)
         if written:
             number = numbers[id(param)]

@@ -32,20 +32,16 @@ class ShardOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, local: ShardSteps, defaults: Mapping[str, Any], totals: Totals) -> None:
-        self._local = local
+        self.local = local
+        """The steps of the shards."""
         self._totals = WeakMethod(totals)
         # torch adds to the defaults, so it gets a copy. It needs a group, which is not used.
         super().__init__([{"params": []}], dict(defaults))
 
     @property
-    def local(self) -> ShardSteps:
-        """The steps of the shards."""
-        return self._local
-
-    @property
     def state(self) -> Any:
         """Dicts of state as torch has them, by the tensors in the groups."""
-        return self._local.owned.states
+        return self.local.owned.states
 
     @state.setter
     def state(self, value: Any) -> None:
@@ -58,12 +54,12 @@ class ShardOptimizer(torch.optim.Optimizer):
     @property
     def param_groups(self) -> list[Any]:
         """The rank's part of each group; some may be empty."""
-        return self._local.param_groups
+        return self.local.param_groups
 
     @param_groups.setter
     def param_groups(self, value: Any) -> None:
         """Copy the options of other groups."""
-        for own, given in zip(self._local.param_groups, value, strict=False):
+        for own, given in zip(self.local.param_groups, value, strict=False):
             own.update(options_of(given))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -90,7 +86,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        local = self._local
+        local = self.local
         measured: list[Tensor] = []
         for _ in range(local.measured_stages):
             measured.append(self._total(*local.addends(local.own_gradients, measured)))
@@ -109,7 +105,7 @@ class ShardOptimizer(torch.optim.Optimizer):
     @disable_compile
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load options and state of this shard. If that raises, nothing has changed."""
-        load_with_hooks(self, state_dict, self._local.load_state_dict)
+        load_with_hooks(self, state_dict, self.local.load_state_dict)
 
 
 def load_with_hooks(

@@ -35,12 +35,8 @@ class StateLayout(NamedTuple):
     """The kind of each plain field; empty if the chain needs whole parameters."""
     block_size: int
     """Number of elements for which a field of the kind "block" has one entry."""
-
-    def starts_late(self, param: Tensor) -> bool:
-        """Return True if torch creates all state of this parameter in its first step."""
-        plain = self.plain
-        like = param.detach().new_empty(0, dtype=torch.float32) if plain.stored else param
-        return starts_in_first_step(plain.stages, plain.hypers, like)
+    starts_late: bool
+    """True if torch creates all state of this parameter in its first step."""
 
 
 class StateLayouts:
@@ -78,7 +74,8 @@ def _layout(chain: GroupChain, key: Tensor) -> StateLayout:
     form = plain_form(chain.stages, chain.hypers, key.shape, key.dtype)
     like = key.detach().new_empty(0, dtype=torch.float32) if form.stored else key
     kinds = field_kinds_of(chain._replace(stages=form.stages, hypers=form.hypers), like)
-    return StateLayout(chain, form, kinds, block_size_of(form.stages))
+    late = starts_in_first_step(form.stages, form.hypers, like)
+    return StateLayout(chain, form, kinds, block_size_of(form.stages), late)
 
 
 def spans_of(
@@ -153,7 +150,7 @@ def to_class_entries(
         entries: plain entries, with "step".
         schema: of the class.
         fields: names of the entries that are state, not extra digits of the parameter.
-        starts_late: as :meth:`StateLayout.starts_late` returns.
+        starts_late: True if torch creates all state of this parameter in its first step.
     """
     begins = int(entries["step"]) == 0
     if begins and not schema.eager:
