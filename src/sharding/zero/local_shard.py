@@ -36,8 +36,8 @@ class LocalShard:
     """The tensor in ``.optim``: the parameter itself, or a flat view of the range."""
     states: MutableMapping[Tensor, dict[str, Any]]
     """``.optim.state``, with an entry for each shard that has state."""
-    has_state: bool = False
-    """False if the shard has never been trainable."""
+    was_made: bool = False
+    """True if state was created. A caller may have removed it since, or have set other state."""
     _kinds: dict[str, FieldKind] | None = field(default=None, repr=False)
     _init_hypers: tuple[Any, ...] | None = field(default=None, repr=False)
     """The hyper-parameters with which the state was created."""
@@ -51,9 +51,13 @@ class LocalShard:
         """Return True if the parameter is trainable now."""
         return self.param.requires_grad
 
+    @property
+    def has_state(self) -> bool:
+        return self.was_made or self.tensor in self.states
+
     def init_entries(self, chain: GroupChain) -> dict[str, Any]:
         """Return the entries of the state before the first step."""
-        self.has_state, self._kinds, self._init_hypers = True, None, chain.hypers
+        self.was_made, self._kinds, self._init_hypers = True, None, chain.hypers
         with torch.no_grad():
             made = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
         return to_entries(chain.stages, chain.hypers, self.tensor, made)

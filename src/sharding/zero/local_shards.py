@@ -93,7 +93,7 @@ class LocalShards:
         """Create new state for the wanted paths, and where these options need other entries."""
         for one in self.every():
             if one.missing_entries(self.chain_of(one, groups)):
-                one.has_state = False
+                one.was_made = False
                 del self.states[one.tensor]
                 self._bare.append(one)
         self.complete(groups, wanted)
