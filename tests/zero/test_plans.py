@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from functional_optim import Optimizer, adamw, sgd, stored
 from functional_optim.core.state import state_tensors
-from functional_optim.core.state_init import init_leaf
 from functional_optim.plan import StepPlan
+from functional_optim.storage import layout, pieces
 from sharding import ZeroRedundancyOptimizer
-from sharding.zero import local_shard
 from tests.choices import each
 from tests.zero_local.compare import differing
 
@@ -116,21 +115,23 @@ def test_sets_of_gradients_in_turn_have_a_plan_each(planned: list[int]) -> None:
         assert planned == made
 
 
-@each("name", name=["adamw", "eight bits"])
 def test_the_state_of_a_large_shard_is_made_some_blocks_at_a_time(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Encoded state is initialized in float32 by chunks, never for the whole shard at once."""
+    """Encoded state is initialized in float32 by pieces, never for the whole shard at once."""
     asked: list[int] = []
 
-    def noted(stages: Any, hypers: Any, param: Tensor) -> Any:
-        asked.append(param.numel())
-        return init_leaf(stages, hypers, param)
+    def noted(init: Any, param: Tensor, block_size: int) -> Any:
+        def init_piece(piece: Tensor) -> Any:
+            asked.append(piece.numel())
+            return init(piece)
 
-    monkeypatch.setattr(local_shard, "CHUNK", 1000)
-    monkeypatch.setattr(local_shard, "init_leaf", noted)
+        return pieces.init_in_pieces(init_piece, param, block_size)
+
+    monkeypatch.setattr(pieces, "PIECE", 1000)
+    monkeypatch.setattr(layout, "init_in_pieces", noted)
     param = nn.Parameter(torch.linspace(-1.0, 1.0, 5000).view(50, 100))
-    optimizer = CHAINS[name]
+    optimizer = CHAINS["eight bits"]
     zero = ZeroRedundancyOptimizer([param], optimizer)
     assert max(asked) <= 1024 and sum(asked) >= 5000
     want = optimizer.init({"w": param.detach()}).leaves["w"]

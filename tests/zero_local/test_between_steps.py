@@ -152,14 +152,11 @@ def begun(make: Make, dtype: torch.dtype, looks_first: bool) -> list[list[Tensor
 
 @pytest.mark.parametrize("policy", ["greedy", "elements"])
 @pytest.mark.parametrize("name", [*BEGIN_AT_PARAMS, "master"])
-def test_state_begins_at_the_parameters_of_the_first_step(
-    name: str, policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_begins_at_the_parameters_of_the_first_step(name: str, policy: str) -> None:
     """State starts from the parameters of the first step, as with a TorchOptimizer.
 
     So a model can be loaded after its optimizer was created.
     """
-    monkeypatch.setattr("sharding.zero.local_shard.CHUNK", 8)
     dtype = torch.bfloat16 if name == "master" else torch.float32
 
     def optimizer() -> Optimizer:

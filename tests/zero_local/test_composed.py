@@ -228,35 +228,35 @@ def test_state_begins_with_the_parameters_of_the_first_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["accumulate", "finite", "schedule-free", "prodigy"])
 def test_shards_are_stepped_by_given_gradients(name: str) -> None:
-    """A local optimizer steps by gradients and totals that the caller passes.
+    """Shards are stepped by gradients and totals that the caller passes.
 
-    Its state dict continues in another optimizer.
+    The state dict of a shard continues in another optimizer.
     """
 
     def trains(group: Any) -> None:
         own, given, third = (sharded(name, "greedy", group) for _ in range(3))
         own.steps(range(5))
         for step in range(5):
-            local = given.optimizer.optim.local
+            zero = given.optimizer
             if step == 3:
                 with torch.no_grad():
                     for path, param in given.params.items():
                         third.params[path].copy_(param)
-                third.optimizer.optim.local.load_state_dict(copy.deepcopy(local.state_dict()))
-                given, local = third, third.optimizer.optim.local
+                third.optimizer.optim.load_state_dict(copy.deepcopy(zero.optim.state_dict()))
+                given, zero = third, third.optimizer
             grads = grads_at(step, missing=HOLES)
-            mine = [grads[shard.path] for shard in local.shards]
+            mine = {
+                one.path: [(one.start, one.stop, grads[one.path])]
+                for one in zero.owned
+                if grads[one.path] is not None
+            }
             totals: list[Tensor] = []
-            for _ in range(local.measured_stages):
-                rows = local.measure(mine, measured=totals)
-                assert len(rows) == len(mine)
-                by_path = {one.path: row for one, row in zip(local.shards, rows, strict=True)}
-                numbers = rows.size(1) if rows.dim() == 2 else 0
-                totals.append(given.optimizer._total(by_path, numbers))
-            local.step(mine, measured=totals)
+            for _ in range(zero.measured_stages):
+                totals.append(zero.total(zero.measure(mine, measured=totals)))
+            zero.step_owned(mine, measured=totals)
             with pytest.raises(ValueError, match=f"needs {len(totals)} totals"):
-                local.step(mine, measured=[*totals, torch.zeros(())])
-        assert given.optimizer.optim.shared_steps.shared == own.optimizer.shared
+                zero.step_owned(mine, measured=[*totals, torch.zeros(())])
+        assert given.optimizer.shared == own.optimizer.shared
         assert differing(given.params, own.detached()) == []
 
     LocalWorld(1).run(trains)

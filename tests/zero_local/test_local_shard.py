@@ -1,4 +1,4 @@
-"""Tests of the local optimizer of a shard, which has the interface of any local optimizer."""
+"""Tests of steps of a shard by given gradients, as those of a local optimizer."""
 
 import copy
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, parti
 from functional_optim.frontends.local_optimizer import LocalOptimizer, local_optimizer
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
+from sharding.zero.local_shards import Gradients
 from tests.choices import case
 from tests.composition.trees import grads_at, kind, params_of
 
@@ -45,9 +46,30 @@ def in_order(added: Tensor) -> Tensor:
     return total
 
 
+def step_shards(zero: ZeroRedundancyOptimizer, gradients: Gradients) -> None:
+    measured: list[Tensor] = []
+    for _ in range(zero.measured_stages):
+        measured.append(zero.total(zero.measure(gradients, measured=measured)))
+    zero.step_owned(gradients, measured=measured)
+
+
+def owned_gradients(
+    zero: ZeroRedundancyOptimizer, grads: dict[str, Tensor | None], *, by_part: bool = False
+) -> dict[str, list[tuple[int, int, Tensor]]]:
+    """Return the gradients of a rank's ranges: those of whole parameters, or of the ranges."""
+    found: dict[str, list[tuple[int, int, Tensor]]] = {}
+    for one in zero.owned:
+        grad = grads[one.path]
+        if grad is not None:
+            cut = by_part and not one.whole
+            own = grad.reshape(-1)[one.start : one.stop] if cut else grad
+            found.setdefault(one.path, []).append((one.start, one.stop, own))
+    return found
+
+
 @pytest.mark.parametrize("name", CHOSEN)
 def test_alone_it_is_what_the_factory_makes(name: str) -> None:
-    """On one rank, the local optimizer of ZeRO steps as the one that local_optimizer makes.
+    """On one rank, ZeRO steps by given gradients as the optimizer that local_optimizer makes.
 
     State and options can be restored in the middle of a run.
     """
@@ -55,28 +77,23 @@ def test_alone_it_is_what_the_factory_makes(name: str) -> None:
     def of_rank(group: Any) -> None:
         params, twins = named(), named()
         zero = ZeroRedundancyOptimizer(params.items(), CHOSEN[name](), process_group=group)
-        local: LocalOptimizer = zero.optim.local
         twin = local_optimizer(CHOSEN[name](), twins.items())
-        names = [
-            next(key for key, one in params.items() if one is param)
-            for own in local.param_groups
-            for param in own["params"]
-        ]
+        names = [next(key for key, one in twins.items() if one is param) for param in twin.params]
         for step in range(6):
             grads = grads_at(step, missing={1: "scale", 4: "body.bias"})
-            stepped(local, [grads[one] for one in names], in_order)
+            step_shards(zero, owned_gradients(zero, grads))
             stepped(twin, [grads[one] for one in names], in_order)
             for key, param in params.items():
                 assert torch.equal(param, twins[key]), (step, key)
             assert all(param.grad is None for param in params.values())
-            for one in (local, twin):
+            for one in (zero.optim, twin):
                 for own in one.param_groups:
                     if "lr" in own:
                         own["lr"] *= 0.5
             if step == 2:
-                saved = copy.deepcopy(local.state_dict())
-                stepped(local, [grads_at(7)[one] for one in names], in_order)
-                local.load_state_dict(saved)
+                saved = copy.deepcopy(zero.optim.state_dict())
+                step_shards(zero, owned_gradients(zero, grads_at(7)))
+                zero.optim.load_state_dict(saved)
                 for key, param in params.items():
                     param.data.copy_(twins[key].data)
 
@@ -84,7 +101,7 @@ def test_alone_it_is_what_the_factory_makes(name: str) -> None:
 
 
 def test_ranks_that_are_given_the_same_totals_step_as_one() -> None:
-    """Local optimizers on several ranks step as one process does, also with cut parameters.
+    """Shards on several ranks are stepped as one process steps, also with cut parameters.
 
     A piece accepts its own gradient or the gradient of the whole parameter.
     """
@@ -101,18 +118,13 @@ def test_ranks_that_are_given_the_same_totals_step_as_one() -> None:
                 zero = ZeroRedundancyOptimizer(
                     params.items(), twin, process_group=group, policy="elements"
                 )
-                local = zero.optim.local
                 for step in range(2):
-                    grads: list[Tensor | None] = []
-                    for one in local.shards:
-                        grad = grads_at(step)[one.path]
-                        cut = by_part and not one.whole
-                        grads.append(grad.reshape(-1)[one.start : one.stop] if cut else grad)
-                    local.step(grads)
-                cut_shards.extend(one for one in local.shards if not one.whole)
-                for one in local.shards:
+                    step_shards(zero, owned_gradients(zero, grads_at(step), by_part=by_part))
+                cut_shards.extend(one for one in zero.owned if not one.whole)
+                for one in zero.owned:
+                    found = params[one.path].detach().reshape(-1)[one.start : one.stop]
                     own = want[one.path].detach().reshape(-1)[one.start : one.stop]
-                    assert torch.equal(one.tensor.detach().reshape(-1), own)
+                    assert torch.equal(found, own)
 
             LocalWorld(3).run(of_rank)
             assert cut_shards
@@ -122,10 +134,12 @@ def test_what_does_not_fit_changes_nothing() -> None:
     def of_rank(group: Any) -> None:
         params = named()
         zero = ZeroRedundancyOptimizer(params.items(), adamw(0.1), process_group=group)
-        local = zero.optim.local
-        given = [grads_at(0)[one.path] for one in local.shards]
-        local.step(given)
+        local = zero.optim
+        given = owned_gradients(zero, grads_at(0))
+        zero.step_owned(given)
         before = {name: one.detach().clone() for name, one in params.items()}
+        *_, path = given
+        misshapen = {path: [(start, stop, torch.zeros(2, 9)) for start, stop, _ in given[path]]}
         saved = copy.deepcopy(local.state_dict())
         odd = copy.deepcopy(saved)
         odd["param_groups"][0]["lr"] = 7.0
@@ -133,9 +147,8 @@ def test_what_does_not_fit_changes_nothing() -> None:
         odd["state"][first]["exp_avg"].fill_(9.0)
         odd["state"][last]["exp_avg"] = torch.zeros(3, 3, 3)
         wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-            (ValueError, "got 1 gradients for 4 parameters", lambda: local.step([None])),
-            (ValueError, "has shape", lambda: local.step([*given[:-1], torch.zeros(2, 9)])),
-            (ValueError, "no total", lambda: local.measure(given)),
+            (ValueError, "has shape", lambda: zero.step_owned({**given, **misshapen})),
+            (ValueError, "no total", lambda: zero.measure(given)),
             (ValueError, "exp_avg", lambda: local.load_state_dict(odd)),
         ]
         for kind_, text, call in wrong:

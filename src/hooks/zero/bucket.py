@@ -9,12 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hooks.buckets import BucketPosition, gradient_views
-from sharding import ShardPlan
+from sharding import Owner, ShardPlan
 from sharding.transport import Transport, Work
-from sharding.zero.coalescing import MessagePlan, OwnedSpan, copy, plan_messages
-
-Gradients = dict[str, list[tuple[int, int, Tensor]]]
-"""By path, ranges of the flat parameter, each with its gradient."""
+from sharding.zero.coalescing import MessagePlan, copy, plan_messages
+from sharding.zero.local_shards import Gradients
 
 
 class Member(NamedTuple):
@@ -76,12 +74,12 @@ class ZeroBucket:
     @cached_property
     def messages(self) -> MessagePlan:
         """Return the messages that send gradients to their owners, in the first replica."""
-        spans = [
-            OwnedSpan(one.offset + one.factor * a, one.offset + one.factor * b, ranks[0])
+        owners = [
+            Owner(ranks, one.offset + one.factor * a, one.offset + one.factor * b)
             for one in self.members
             for ranks, a, b in self._plan.owners(one.path)
         ]
-        return plan_messages([(self.buffer, spans)], [], self._size)
+        return plan_messages([(self.buffer, owners)], [], self._size)
 
     def owned_gradients(self, rank: int, without: Iterable[str] = ()) -> Gradients:
         """Return the current gradients of a rank's elements, except of paths in ``without``."""
@@ -93,7 +91,7 @@ class ZeroBucket:
         return {path: ranges for path, ranges in found.items() if path not in left_out}
 
     def _find_owned(self, rank: int) -> Gradients:
-        found: Gradients = {}
+        found: dict[str, list[tuple[int, int, Tensor]]] = {}
         for one in self.members:
             for ranks, start, stop in self._plan.owners(one.path):
                 if ranks[0] == rank:

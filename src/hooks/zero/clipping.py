@@ -18,9 +18,12 @@ class Clipping:
 
     Args:
         zero: the optimizer.
-        max_norm: scale all gradients down together if their norm exceeds this; at least 0.
+        max_norm: scale all gradients down together if their norm exceeds this.
         skip_nonfinite: skip the step if a gradient is not finite.
         scaler: that scaled the loss.
+
+    Raises:
+        ValueError: ``max_norm`` is negative or NaN.
     """
 
     def __init__(
@@ -30,8 +33,11 @@ class Clipping:
         skip_nonfinite: bool,
         scaler: GradScaler | None,
     ) -> None:
+        if max_norm is not None and not max_norm >= 0:
+            raise ValueError(f"max_norm must be a number >= 0, or None, got {max_norm!r}")
         self._zero = zero
-        self._max_norm = math.inf if max_norm is None else max_norm
+        self._max_norm = math.inf if max_norm is None else float(max_norm)
+        self.has_scaler = scaler is not None
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._may_skip = skip_nonfinite or self._scaler is not None
         self.is_needed = max_norm is not None or self._may_skip
@@ -40,7 +46,6 @@ class Clipping:
         """The norm of all gradients in the last iteration, if ``is_needed``."""
         self.skipped = 0
         """Number of skipped iterations."""
-        zero.hook_unscales = scaler is not None
 
     def apply(self, gradients: Sequence[Tensor], squares: float, *, without_data: bool) -> bool:
         """Unscale and clip gradients; return False if the step is to be skipped.

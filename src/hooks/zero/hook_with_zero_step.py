@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim.core.dynamo import disable_compile
 from hooks.driver import Hook
 from hooks.zero.checks import sharded_paths
-from hooks.zero.overlap import Overlap, OverlapOptions, gather_device
+from hooks.zero.clipping import Clipping
+from hooks.zero.overlap import Overlap, gather_device
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import gather_group, make_transport
 
@@ -132,8 +133,9 @@ def hook_with_zero_step(
         [[0.5, 0.5]]
         >>> dist.destroy_process_group()
     """
-    options = OverlapOptions(True, check_max_norm(max_norm), skip_nonfinite, grad_scaler)
-    return _build_zero_hook("hook_with_zero_step", hook, ddp, zero, options, in_order=in_order)
+    clipping = Clipping(zero, max_norm, skip_nonfinite, grad_scaler)
+    name = "hook_with_zero_step"
+    return _build_zero_hook(name, hook, ddp, zero, clipping, hold=True, in_order=in_order)
 
 
 def hook_with_zero_step_interleaved(
@@ -184,17 +186,9 @@ def hook_with_zero_step_interleaved(
         ValueError: zero must be made with overlap_with_ddp=True to be stepped by a hook; ...
         >>> dist.destroy_process_group()
     """
-    options = OverlapOptions(False, check_max_norm(max_norm), skip_nonfinite, grad_scaler)
-    return _build_zero_hook(
-        "hook_with_zero_step_interleaved", hook, ddp, zero, options, in_order=in_order
-    )
-
-
-def check_max_norm(max_norm: float | None) -> float | None:
-    """Return a bound as a float or None; raise ValueError if the bound is negative or NaN."""
-    if max_norm is not None and not max_norm >= 0:
-        raise ValueError(f"max_norm must be a number >= 0, or None, got {max_norm!r}")
-    return None if max_norm is None else float(max_norm)
+    clipping = Clipping(zero, max_norm, skip_nonfinite, grad_scaler)
+    name = "hook_with_zero_step_interleaved"
+    return _build_zero_hook(name, hook, ddp, zero, clipping, hold=False, in_order=in_order)
 
 
 def _build_zero_hook(
@@ -202,8 +196,9 @@ def _build_zero_hook(
     inner: Hook,
     ddp: DistributedDataParallel,
     zero: ZeroRedundancyOptimizer,
-    options: OverlapOptions,
+    clipping: Clipping,
     *,
+    hold: bool,
     in_order: bool,
 ) -> ZeroHook:
     if not callable(inner):
@@ -211,7 +206,7 @@ def _build_zero_hook(
     sharded_paths(ddp, zero, all_of_ddp=False)  # before the collective that creates a group
     group = ddp.process_group
     gathers = make_transport(gather_group(group), gather_device(zero))
-    overlap = Overlap(ddp, zero, gathers, options, all_of_ddp=False)
+    overlap = Overlap(ddp, zero, gathers, clipping, hold=hold, all_of_ddp=False)
 
     def call(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         zero_bucket, used = overlap.add_bucket(bucket)

@@ -19,7 +19,7 @@ from hooks.buckets import reduced_parameters
 from hooks.driver import BucketDriver
 from hooks.profiling import named_range
 from hooks.usage import UsedFlags, may_leave_unused
-from hooks.zero.bucket import BucketCache, Gradients, ZeroBucket
+from hooks.zero.bucket import BucketCache, ZeroBucket
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
 from hooks.zero.roll_call import RollCall
@@ -28,34 +28,12 @@ from sharding import ZeroRedundancyOptimizer
 from sharding.transport import Transport
 from sharding.zero.gather import GatherWork
 from sharding.zero.groups import sum_vector
+from sharding.zero.local_shards import Gradients
 
 logger = logging.getLogger(__name__)
 
 RANGE = "functional_optim.zero_step"
 """Name of the steps of a bucket in traces of torch.profiler."""
-
-
-class OverlapOptions(NamedTuple):
-    """Options of a ZeRO hook."""
-
-    hold: bool = False
-    """Step all buckets after the last one is communicated, not each bucket at once."""
-    max_norm: float | None = None
-    """Scale all gradients down together if their norm exceeds this."""
-    skip_nonfinite: bool = False
-    """Skip the step on all ranks if a gradient is not finite."""
-    grad_scaler: torch.amp.GradScaler | None = None
-    """The scaler of the loss."""
-    into_forward: bool = False
-    """Let gathers continue after backward."""
-
-
-class _ReducedBucket(NamedTuple):
-    """Bucket with reduced gradients."""
-
-    bucket: ZeroBucket
-    owned: Gradients
-    """The gradients by which this rank steps."""
 
 
 class _PendingGather(NamedTuple):
@@ -74,7 +52,9 @@ class Overlap:
         zero: the optimizer.
         gathers: a transport over a separate group, so that gathers and reductions need no common
             order.
-        options: of the hook.
+        clipping: of the hook.
+        hold: True to step all buckets after the last one is communicated, not each bucket at once.
+        into_forward: True to let gathers continue after backward.
         all_of_ddp: True if ``zero`` must have every parameter that DDP reduces.
     """
 
@@ -83,8 +63,10 @@ class Overlap:
         ddp: DistributedDataParallel,
         zero: ZeroRedundancyOptimizer,
         gathers: Transport,
-        options: OverlapOptions,
+        clipping: Clipping,
         *,
+        hold: bool,
+        into_forward: bool = False,
         all_of_ddp: bool,
     ) -> None:
         # A weak reference: the reducer of the module refers to the hook, and Python would never
@@ -94,13 +76,12 @@ class Overlap:
         self._all_of_ddp = all_of_ddp
         self._gathers = gathers
         self._device = gather_device(zero)
-        self._options = options
-        self.clipping = Clipping(
-            zero, options.max_norm, options.skip_nonfinite, options.grad_scaler
-        )
+        self._into_forward = into_forward
+        self.clipping = clipping
+        zero.hook_unscales = clipping.has_scaler
         self._measured, self._steps_at_once = zero.measured_stages, zero.steps_at_once
-        waits = self.clipping.is_needed or self._measured > 0 or self._steps_at_once
-        self._hold = options.hold or waits
+        waits = clipping.is_needed or self._measured > 0 or self._steps_at_once
+        self._hold = hold or waits
         reduced = reduced_parameters(ddp)
         self.driver = BucketDriver(
             ddp.process_group, reduced.values(), reduced, may_leave_unused=may_leave_unused(ddp)
@@ -110,7 +91,8 @@ class Overlap:
         self._frozen = [path for path, param in zero.params.items() if not param.requires_grad]
         self.roll_call = RollCall(ddp.process_group, self._device)
         self._entered: list[Tensor] = []
-        self._waiting: list[_ReducedBucket] = []
+        self._waiting: list[tuple[ZeroBucket, Gradients]] = []
+        """Buckets with reduced gradients, and the gradients by which this rank steps."""
         self._addends: list[Tensor] = []
         self._pending: dict[int, _PendingGather] = {}
         self.handles = self.driver.handles
@@ -236,7 +218,7 @@ class Overlap:
             if self._hold:
                 self._step_all(without_data)
             self._zero.end_iteration()
-            if joining or not self._options.into_forward:
+            if joining or not self._into_forward:
                 self._wait_for_gathers()
         return bucket.buffer
 
@@ -267,7 +249,7 @@ class Overlap:
         if not self._hold:
             self._step(owned, (), [bucket])
             return
-        self._waiting.append(_ReducedBucket(bucket, owned))
+        self._waiting.append((bucket, owned))
         if self.clipping.is_needed:
             self._addends.append(squared_norms(owned, plan))
         elif self._measured and not self._steps_at_once:
@@ -276,28 +258,27 @@ class Overlap:
     def _step_all(self, without_data: bool) -> None:
         """Step all buckets, or skip the step."""
         waiting, self._waiting = self._waiting, []
-        if self.clipping.is_needed and not self._clip(waiting, without_data=without_data):
+        buckets = [bucket for bucket, _ in waiting]
+        if self.clipping.is_needed and not self._clip(buckets, without_data=without_data):
             return
-        steps = [(one.owned, [one.bucket]) for one in waiting]
+        steps = [(owned, [bucket]) for bucket, owned in waiting]
         if self._steps_at_once:
-            steps = [
-                (_merge_gradients(one.owned for one in waiting), [one.bucket for one in waiting])
-            ]
+            steps = [(_merge_gradients(owned for _, owned in waiting), buckets)]
         measured: list[Tensor] = []
         for _ in range(self._measured):
             if not self._addends:
                 self._addends = [self._zero.measure(one, measured=measured) for one, _ in steps]
             measured.append(self._sum_addends(self._zero.summed))
-        for owned, buckets in steps:
-            self._step(owned, measured, buckets)
+        for owned, of_step in steps:
+            self._step(owned, measured, of_step)
 
-    def _clip(self, waiting: Sequence[_ReducedBucket], *, without_data: bool) -> bool:
+    def _clip(self, buckets: Sequence[ZeroBucket], *, without_data: bool) -> bool:
         """Unscale and clip gradients; return False if the step is skipped."""
         squares = self._sum_addends(sum_vector).item()
-        gradients = [gradient for one in waiting for gradient in one.bucket.gradients]
+        gradients = [gradient for one in buckets for gradient in one.gradients]
         if self.clipping.apply(gradients, squares, without_data=without_data):
             return True
-        self._zero.skip([path for one in waiting for path in one.bucket.paths])
+        self._zero.skip([path for one in buckets for path in one.paths])
         return False
 
     @disable_compile
@@ -321,7 +302,7 @@ class Overlap:
 
 
 def _merge_gradients(parts: Iterable[Gradients]) -> Gradients:
-    found: Gradients = {}
+    found: dict[str, list[tuple[int, int, Tensor]]] = {}
     for one in parts:
         for path, ranges in one.items():
             found.setdefault(path, []).extend(ranges)

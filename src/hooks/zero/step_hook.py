@@ -12,9 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hooks.zero.bucket import Reduction
 from hooks.zero.checks import sharded_paths
-from hooks.zero.forward_waits import ForwardWaits, WaitFor
-from hooks.zero.hook_with_zero_step import ZeroHook, check_max_norm
-from hooks.zero.overlap import Overlap, OverlapOptions, gather_device
+from hooks.zero.clipping import Clipping
+from hooks.zero.forward_waits import ForwardWaits
+from hooks.zero.hook_with_zero_step import ZeroHook
+from hooks.zero.overlap import Overlap, gather_device
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import gather_group, make_transport
 
@@ -106,9 +107,7 @@ def zero_step_hook(
         Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory optimizations toward training trillion
         parameter models", SC 2020, section 5 (stages 1 and 2).
     """
-    options = OverlapOptions(
-        False, check_max_norm(max_norm), skip_nonfinite, grad_scaler, into_forward
-    )
+    clipping = Clipping(zero, max_norm, skip_nonfinite, grad_scaler)
     paths = sharded_paths(ddp, zero, all_of_ddp=True)
     if zero.plan.replicas > 1:
         raise ValueError(
@@ -123,24 +122,21 @@ def zero_step_hook(
             f"{dist.get_backend(ddp.process_group)} does not give; gloo does"
         )
     gathers = make_transport(gather_group(ddp.process_group), device)
-    overlap = Overlap(ddp, zero, gathers, options, all_of_ddp=True)
+    overlap = Overlap(
+        ddp, zero, gathers, clipping, hold=False, into_forward=into_forward, all_of_ddp=True
+    )
     if into_forward:
-        overlap.handles += ForwardWaits(ddp.module, paths, _weak_wait(overlap)).handles
+        reference = weakref.ref(overlap)  # the module must not keep the hook alive
+
+        def wait_for(params: Iterable[Tensor]) -> None:
+            alive = reference()
+            if alive is not None:
+                alive.wait_for(params)
+
+        overlap.handles += ForwardWaits(ddp.module, paths, wait_for).handles
 
     def call(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         zero_bucket, used = overlap.add_bucket(bucket)
         return overlap.submit(zero_bucket, used, Reduction(reductions, zero_bucket).wait)
 
     return ZeroHook("zero_step_hook", overlap, call)
-
-
-def _weak_wait(overlap: Overlap) -> WaitFor:
-    """Return ``overlap.wait_for`` as a function that does not keep the overlap alive."""
-    reference = weakref.ref(overlap)
-
-    def wait_for(params: Iterable[Tensor]) -> None:
-        alive = reference()
-        if alive is not None:
-            alive.wait_for(params)
-
-    return wait_for

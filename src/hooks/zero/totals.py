@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from hooks.zero.bucket import Gradients
 from sharding import ShardPlan
 from sharding.transport import Transport
 from sharding.zero.groups import vector_of
+from sharding.zero.local_shards import Gradients
 from sharding.zero.norm import addends_of
 
 

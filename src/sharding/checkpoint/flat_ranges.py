@@ -93,16 +93,33 @@ class FlatRanges(Tensor):
     # ------------------------------------------------- the protocol of torch.distributed.checkpoint
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:  # noqa: A002
-        from sharding.checkpoint.items import write_items  # noqa: PLC0415  slow to import
+        from torch.distributed.checkpoint.metadata import (  # noqa: PLC0415  slow to import
+            MetadataIndex,
+            TensorProperties,
+        )
+        from torch.distributed.checkpoint.planner import (  # noqa: PLC0415
+            TensorWriteData,
+            WriteItem,
+            WriteItemType,
+        )
 
-        return list(write_items(fqn, self.shape, self._boxes()))
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, torch.Size(box.offsets)),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=_chunk_of(box),
+                    properties=TensorProperties.create_from_tensor(value),
+                    size=self.shape,
+                ),
+            )
+            for box, value in self._boxes()
+        ]
 
     def __create_chunk_list__(self) -> list[Any]:
-        from sharding.checkpoint.items import chunk_of  # noqa: PLC0415  slow to import
-
         # Only a load calls this method. Elements that the checkpoint may lack keep their values.
         self.loaded = {start: one.clone() for start, one in self.ranges.items()}
-        return [chunk_of(box) for box, _ in self._boxes()]
+        return [_chunk_of(box) for box, _ in self._boxes()]
 
     def __get_tensor_shard__(self, index: Any) -> Tensor:
         for box, value in self._boxes():
@@ -136,6 +153,12 @@ class FlatRanges(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{type(self).__name__}({self.describe()})"
+
+
+def _chunk_of(box: Box) -> Any:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: PLC0415
+
+    return ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes))
 
 
 def _like(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim.core.dtensors import to_local
-from sharding.matrices.shard_group import Rows, ShardGroup
-from sharding.transport.protocol import TransportError
+from sharding.matrices.shard_group import ShardGroup
+from sharding.transport.protocol import Range, TransportError
 from sharding.zero.coalescing import copy
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ ALIGN = 16
 Form = tuple[tuple[int, ...], torch.dtype]
 """The shape and dtype of a tensor."""
 
+PendingRows = Callable[[], tuple[list[bytes], dict[str, Tensor]]]
+"""Function that waits for the rows that owners are sending to this rank. It returns the header of
+each rank, and new tensors with the rows, by path."""
+
 
 @dataclass(frozen=True, eq=False)
 class OwnedMatrix:
@@ -34,7 +39,7 @@ class OwnedMatrix:
     param: "DTensor"
     owner: int
     """The rank of the owner in the group."""
-    rows: Sequence[Rows]
+    rows: Sequence[Range]
     """The rows of each rank."""
     whole: Tensor | None = None
     """The whole parameter, on the owner."""
@@ -148,7 +153,7 @@ class RowExchange:
         copy_pairs(pairs)
         return found.read_headers()
 
-    def scatter(self, header: bytes, value_of: Callable[[OwnedMatrix], Tensor]) -> "PendingRows":
+    def scatter(self, header: bytes, value_of: Callable[[OwnedMatrix], Tensor]) -> PendingRows:
         """Start to send the rows of matrices from owners to all ranks.
 
         ``value_of`` returns the whole tensor to send for a matrix that this rank owns.
@@ -157,8 +162,15 @@ class RowExchange:
         sent, found = (PackedTensors(forms, self._device) for forms in self._scattered)
         size = self._shards.size
         sent.write(header, [one.rows_of(v, k) for k in range(size) for one, v in values])
-        paths = [[one.path for one in own] for own in self._by_owner]
-        return PendingRows(self._begin(found, sent, "scatter matrices"), found, sent, paths)
+        wait = self._begin(found, sent, "scatter matrices")
+
+        def receive() -> tuple[list[bytes], dict[str, Tensor]]:
+            wait()
+            paths = [one.path for own in self._by_owner for one in own]
+            rows = [view for views in found.tensors for view in views]
+            return found.read_headers(), dict(zip(paths, rows, strict=True))
+
+        return receive
 
     def _begin(self, found: PackedTensors, sent: PackedTensors, what: str) -> Callable[[], None]:
         """Start an exchange, and return a function that waits for it."""
@@ -172,11 +184,12 @@ class RowExchange:
                 async_op=True,
             )
 
-        def wait() -> None:
-            with self._transport_errors(what):
-                work.wait()
+        return partial(self._wait, what, work, sent)
 
-        return wait
+    def _wait(self, what: str, work: dist.Work, sent: PackedTensors) -> None:
+        """Wait for an exchange, until whose end the sent tensors must stay alive."""
+        with self._transport_errors(what):
+            work.wait()
 
     @contextmanager
     def _transport_errors(self, what: str) -> Iterator[None]:
@@ -188,28 +201,6 @@ class RowExchange:
                 f"group rank {self._shards.rank} could not {what}: another rank died, or did not "
                 f"come within the group's timeout ({error})"
             ) from error
-
-
-@dataclass(frozen=True, eq=False)
-class PendingRows:
-    """Rows that owners are sending to this rank."""
-
-    wait_for: Callable[[], None]
-    found: PackedTensors
-    sent: PackedTensors
-    """The sent tensors, which must stay alive during the exchange."""
-    paths: Sequence[Sequence[str]]
-    """The paths of the matrices of each owner."""
-
-    def wait(self) -> tuple[list[bytes], dict[str, Tensor]]:
-        """Return the header of each rank, and new tensors with the rows, by path."""
-        self.wait_for()
-        rows = {
-            path: view
-            for own, views in zip(self.paths, self.found.tensors, strict=True)
-            for path, view in zip(own, views, strict=True)
-        }
-        return self.found.read_headers(), rows
 
 
 def copy_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -28,7 +28,7 @@ from sharding.matrices.totals import compute_totals
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
 from sharding.transport.protocol import TransportError
-from sharding.zero.params import group_numbers, named_params
+from sharding.zero.params import named_params
 
 
 class MatrixOwnerOptimizer(TorchOptimizer):
@@ -163,7 +163,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 
     def _find_owners(self) -> None:
         params = named_params(self.param_groups)
-        self._known_owners.extend(params, group_numbers(self.param_groups), self._chain_of)
+        self._known_owners.extend(params, self.param_groups, self._chain_of)
         for param in params.values():  # torch's helpers make a step if a parameter has no state
             self.state.setdefault(param, {})
         self._complete_all()
@@ -287,7 +287,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         matrices, rows = owners.exchange.matrices, dict[str, Tensor]()
         failed = [False]
         for one in sent:
-            headers, rows = one.wait()
+            headers, rows = one()
             failed = failed_ranks(headers)
         late = has_gates(self._optimizer.links)  # a gate may step by earlier gradients
         changed = [one for one in matrices if late or mask[one.path]] if not any(failed) else []
@@ -301,8 +301,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         owners = self._known_owners
         stepped = params_of_groups(self._stepped_groups())
         views = dict(zip(map(id, stepped), super()._viewed(), strict=True))
-        pending = owners.exchange.scatter(Attempt().header(), lambda one: views[id(one.whole)])
-        _, rows = pending.wait()
+        _, rows = owners.exchange.scatter(Attempt().header(), lambda one: views[id(one.whole)])()
         for path, param in owners.params.items():
             one = self._stand_ins.by_param.get(id(param))
             if one is not None and not one.is_matrix:

@@ -19,6 +19,7 @@ from sharding.shard_plan import ShardPlan
 from sharding.shard_plan import plan as make_plan
 from sharding.spec import ParameterSpec
 from sharding.transport.groups import device_of
+from sharding.zero.params import Groups, group_numbers, specs_of_groups
 from sharding.zero.plan import agree_on_plan, named_policy
 
 ChainOf = Callable[[int], tuple[Sequence[Stage], Sequence[Any]]]
@@ -56,13 +57,9 @@ class Owners:
         self.idle: dict[str, Tensor] = {}
         """Matrices that never had a gradient, for which nothing is allocated."""
 
-    def extend(
-        self, params: Mapping[str, Tensor], numbers: Mapping[int, int], chain_of: ChainOf
-    ) -> None:
-        """Find the owners of new parameters, and add stand-ins for them. Collective.
-
-        ``numbers`` has the number of each parameter's group, by ``id``.
-        """
+    def extend(self, params: Mapping[str, Tensor], groups: Groups, chain_of: ChainOf) -> None:
+        """Find the owners of new parameters, and add stand-ins for them. Collective."""
+        numbers = group_numbers(groups)
         new = {path: one for path, one in params.items() if path not in self.params}
         kinds = {number: chain_of(number) for number in {numbers[id(one)] for one in new.values()}}
         matrices = {
@@ -70,18 +67,7 @@ class Owners:
             for path, one in new.items()
             if is_cut(one) and not can_step_rows(*kinds[numbers[id(one)]])
         }
-        specs = [
-            ParameterSpec(
-                path,
-                tuple(one.shape),
-                one.dtype,
-                one.device.type,
-                one.requires_grad,
-                "per_matrix",
-                numbers[id(one)],
-            )
-            for path, one in matrices.items()
-        ]
+        specs = specs_of_groups(matrices, groups, ["per_matrix"] * len(groups))
         group = self.shards.group
 
         def make() -> ShardPlan:

@@ -9,12 +9,10 @@ from torch import Tensor
 from functional_optim.core.dtensors import is_dtensor, to_local
 from functional_optim.core.local_shards import format_placements
 from sharding.transport.groups import GroupRank
+from sharding.transport.protocol import Range
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-Rows = tuple[int, int]
-"""The rows [start, stop) of a tensor: indices of dimension 0."""
 
 
 class ShardGroup(NamedTuple):
@@ -27,8 +25,8 @@ class ShardGroup(NamedTuple):
     example: "DTensor"
     """A parameter that is sharded over the group."""
 
-    def rows(self, size: int) -> list[Rows]:
-        """Return the rows of each rank, for a tensor with ``size`` rows: as torch.chunk cuts it.
+    def rows(self, size: int) -> list[Range]:
+        """Return the rows [start, stop) of each rank, of ``size`` rows: as torch.chunk cuts them.
 
         Example::
 

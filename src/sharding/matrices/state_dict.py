@@ -11,8 +11,9 @@ from functional_optim.frontends.checkpoint_names import match_by_name
 from functional_optim.frontends.torch_groups import params_of_groups
 from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks, check_origin
 from sharding.matrices.owners import Owners
-from sharding.matrices.shard_group import Rows, is_cut
+from sharding.matrices.shard_group import is_cut
 from sharding.transport.groups import format_ranks
+from sharding.transport.protocol import Range
 from sharding.zero.sharded_state_dict import sharded_groups
 
 Groups = Sequence[Mapping[str, Any]]
@@ -38,7 +39,7 @@ def part_of_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners)
     return {**state_dict, "state": states, "param_groups": groups}
 
 
-def _part(value: Tensor, param: Tensor, rows: Rows | None, origin: str) -> FlatRanges:
+def _part(value: Tensor, param: Tensor, rows: Range | None, origin: str) -> FlatRanges:
     """Return an entry as a range of the entry for the whole parameter."""
     shape, start = tuple(value.shape), 0
     if rows is not None and shape and shape[0] == rows[1] - rows[0]:
@@ -91,7 +92,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], entries: Mapping[str, Any]) 
     return {name: change(one) if isinstance(one, Tensor) else one for name, one in pairs}
 
 
-def _own_part(value: Tensor, param: Tensor, rows: Rows | None) -> Tensor:
+def _own_part(value: Tensor, param: Tensor, rows: Range | None) -> Tensor:
     """Return the part of an entry that this rank steps: all of it, or some rows."""
     has_rows = value.dim() > 0 and value.shape[0] == param.shape[0]
     if isinstance(value, FlatRanges):
@@ -105,7 +106,7 @@ def _own_part(value: Tensor, param: Tensor, rows: Rows | None) -> Tensor:
     return value[slice(*rows)] if own is value and has_rows else own
 
 
-def _own_rows(owners: Owners, param: Tensor) -> Rows:
+def _own_rows(owners: Owners, param: Tensor) -> Range:
     return owners.shards.rows(param.shape[0])[owners.shards.rank]
 
 

@@ -41,10 +41,6 @@ class CheckpointFiles(NamedTuple):
         return {self.sidecar, METADATA, *self.files}
 
 
-def sidecar_name(token: str) -> str:
-    return f"checksums-{token}.json"
-
-
 def encode_checksums(files: Mapping[str, Checksum], metadata: bytes) -> bytes:
     """Return the content of a file of checksums, of files by name and of ``.metadata``."""
     every = {**files, METADATA: Checksum(len(metadata), crc32(metadata))}

@@ -81,10 +81,6 @@ class DurableFiles(FileSystem):
         folder.mkdir(exist_ok=True)  # another rank may create it at the same time
         self.sync_folder(folder.parent)
 
-    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Rename a file atomically; it replaces a file with the new name."""
-        Path(path).replace(new_path)
-
     def sync_folder(self, folder: str | os.PathLike[str]) -> None:
         """Sync a folder, so that the names in it survive a loss of power."""
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -21,7 +21,6 @@ from sharding.storage.checksums import (
     encode_checksums,
     read_checksums,
     remove_leftovers,
-    sidecar_name,
 )
 from sharding.storage.files import Checksum, DurableFiles
 
@@ -146,7 +145,7 @@ class ChecksumWriter(FileSystemWriter):
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {one.index: one.storage_data for each in results for one in each}
         metadata.storage_meta = self.storage_meta()
-        content, sidecar = pickle.dumps(metadata), sidecar_name(self._token)
+        content, sidecar = pickle.dumps(metadata), f"checksums-{self._token}.json"
         for name, data in ((sidecar, encode_checksums(found, content)), (METADATA_PART, content)):
             with self.fs.create_stream(folder / name, "wb") as file:
                 file.write(data)

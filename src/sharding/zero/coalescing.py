@@ -13,20 +13,13 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import foreach_copy_
+from sharding.ownership import Owner
 from sharding.transport import Range
 
 DIRECT = 1 << 16
 """Number of elements from which a contiguous run is sent as a separate message."""
 MAX_COALESCED = 1 << 20
 """Maximum number of elements in a coalesced message, unless one run alone has more."""
-
-
-class OwnedSpan(NamedTuple):
-    """Range of elements of a flat tensor, and the rank that owns it."""
-
-    start: int
-    stop: int
-    rank: int
 
 
 class OwnedTensor(NamedTuple):
@@ -81,12 +74,13 @@ class MessagePlan(NamedTuple):
 
 
 def plan_messages(
-    flats: Iterable[tuple[Tensor, Sequence[OwnedSpan]]], small: Iterable[OwnedTensor], size: int
+    flats: Iterable[tuple[Tensor, Sequence[Owner]]], small: Iterable[OwnedTensor], size: int
 ) -> MessagePlan:
     """Plan the messages for some tensors.
 
     Args:
-        flats: flat tensors, and the ranges of each that are transferred.
+        flats: flat tensors, and the owners of the ranges that are transferred. In a plan with
+            replicas, the owner of a range is the rank of the first replica.
         small: tensors that are coalesced, whatever their size.
         size: of the group. A single rank needs no messages.
     """
@@ -95,10 +89,10 @@ def plan_messages(
     direct: list[DirectMessage] = []
     alike: dict[tuple[torch.dtype, torch.device], list[OwnedTensor]] = {}
     left = list(small)
-    for flat, spans in flats:
-        rounds, rest = _plan_rounds(spans, size)
+    for flat, owners in flats:
+        rounds, rest = _plan_rounds(owners, size)
         direct += [DirectMessage(flat, ranges) for ranges in rounds]
-        left += [OwnedTensor(flat[start:stop], rank) for start, stop, rank in rest]
+        left += [OwnedTensor(flat[start:stop], rank) for rank, (start, stop) in rest]
     for one in left:
         if one.tensor.numel():
             alike.setdefault((one.tensor.dtype, one.tensor.device), []).append(one)
@@ -109,11 +103,11 @@ def plan_messages(
 
 
 def _plan_rounds(
-    spans: Iterable[OwnedSpan], size: int
-) -> tuple[list[tuple[Range, ...]], list[OwnedSpan]]:
-    """Return rounds of one run per rank, longest first, and the remaining runs."""
+    owners: Iterable[Owner], size: int
+) -> tuple[list[tuple[Range, ...]], list[tuple[int, Range]]]:
+    """Return rounds of one run per rank, longest first, and the remaining runs with their ranks."""
     of_rank: dict[int, list[Range]] = {}
-    for start, stop, rank in sorted(spans):
+    for (rank, *_), start, stop in sorted(owners, key=lambda one: one.start):
         own = of_rank.setdefault(rank, [])
         if own and own[-1][1] == start:
             own[-1] = (own[-1][0], stop)
@@ -125,15 +119,15 @@ def _plan_rounds(
     long = max((sum(b - a >= DIRECT for a, b in own) for own in of_rank.values()), default=0)
     direct = every if every - long <= 1 else long  # a message, coalesced or not
     rounds = [[(0, 0)] * size for _ in range(direct)]
-    rest: list[tuple[int, OwnedSpan]] = []
+    rest: list[tuple[int, int, Range]] = []
     for rank, own in sorted(of_rank.items()):
-        for at, (start, stop) in enumerate(own):
+        for at, run in enumerate(own):
             if at < direct:
-                rounds[at][rank] = (start, stop)
+                rounds[at][rank] = run
             else:
-                rest.append((at, OwnedSpan(start, stop, rank)))
-    rest.sort(key=lambda one: one[0])  # by round, and in each by rank
-    return list(map(tuple, rounds)), [span for _, span in rest]
+                rest.append((at, rank, run))
+    rest.sort()  # by round, and in each by rank
+    return list(map(tuple, rounds)), [(rank, run) for _, rank, run in rest]
 
 
 def _split_by_size(alike: Sequence[OwnedTensor]) -> list[list[OwnedTensor]]:

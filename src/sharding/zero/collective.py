@@ -2,7 +2,7 @@
 
 import ctypes
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,27 +74,16 @@ def all_gather_bytes(
     same length.
     """
     if length is None:
-        own_length = torch.tensor([len(data)], device=device)
-        lengths = [int(one) for one in all_gather_tensor(group, own_length, what)]
+        sizes = all_gather_bytes(group, device, len(data).to_bytes(8, "little"), what, 8)
+        lengths = [int.from_bytes(one, "little") for one in sizes]
     else:
         lengths = [length] * group.size()
     if has_messages(group, device):
         return list(map(as_bytes, disseminate(group, as_tensor(data), lengths, what)))
-    own = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
-    own[: len(data)] = as_tensor(data)
-    every = all_gather_tensor(group, own.to(device), what)
+    padded = as_tensor(data.ljust(max(lengths), b"\0")).to(device)
+    every = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(every, padded, group=group)
     return [as_bytes(one[:size].cpu()) for one, size in zip(every, lengths, strict=True)]
-
-
-def all_gather_tensor(group: dist.ProcessGroup, tensor: Tensor, what: str) -> Sequence[Tensor]:
-    """Return the contiguous tensor of every rank; all have the same shape. Collective."""
-    if not has_messages(group, tensor.device):
-        every = [torch.empty_like(tensor) for _ in range(group.size())]
-        dist.all_gather(every, tensor, group=group)
-        return every
-    own = tensor.view(-1).view(torch.uint8)
-    found = disseminate(group, own, [own.numel()] * group.size(), what)
-    return [one.view(tensor.dtype).view(tensor.shape) for one in found]
 
 
 def as_tensor(data: bytes) -> Tensor:

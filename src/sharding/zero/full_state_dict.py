@@ -9,7 +9,7 @@ from torch import Tensor
 from functional_optim.storage.conversion import decode_entries
 from sharding.transport import TransportError
 from sharding.zero.collective import run_on_all_ranks
-from sharding.zero.optimizer_parts import OptimizerParts, local_state_ranges
+from sharding.zero.optimizer_parts import OptimizerParts
 from sharding.zero.params import indices_of
 from sharding.zero.state_layout import StateLayouts, to_class_entries
 from sharding.zero.stream import Stream, check_can_send, empty_copy, list_tensors
@@ -100,7 +100,7 @@ def local_content(parts: OptimizerParts) -> Any:
     """Return the state of this rank in the form in which it is sent.
 
     For a class without functional equivalent, the entries by number of their parameter. Otherwise,
-    by key of a state tensor, its shape and this rank's ranges of it, by their first element.
+    by path and name of a state tensor, its shape and this rank's ranges, by their first element.
     """
     if parts.shards is None:
         numbers = indices_of(parts.groups)
@@ -109,7 +109,15 @@ def local_content(parts: OptimizerParts) -> Any:
             for one in parts.plan.owned(parts.rank)
             if (param := parts.params[one.path]) in parts.optim.state
         }
-    return {key: list(one) for key, one in local_state_ranges(parts).items()}
+    found: dict[str, dict[str, tuple[tuple[int, ...], dict[int, Tensor]]]] = {}
+    for shard, entries in parts.with_state():
+        chain = parts.shards.chain_of(shard, parts.groups)
+        for name, tensor in entries.items():
+            shape, start = shard.position_of(chain, name, tensor)
+            if start or not shard.start:  # other state belongs to the owner of the first element
+                _, ranges = found.setdefault(shard.path, {}).setdefault(name, (shape, {}))
+                ranges[start] = tensor.detach().reshape(-1)
+    return found
 
 
 def _target_tensors(content: Any, found: dict[Any, Any], *, whole: bool) -> Any:
@@ -118,27 +126,25 @@ def _target_tensors(content: Any, found: dict[Any, Any], *, whole: bool) -> Any:
         found.update(content)
         return content
     slots = []
-    for key, (shape, ranges) in content.items():
-        for start, one in ranges.items():
-            if key not in found:
-                found[key] = torch.empty(shape, dtype=one.dtype, device="cpu")
-            slots.append(found[key].view(-1)[start : start + one.numel()])
+    for path, entries in content.items():
+        for name, (shape, ranges) in entries.items():
+            for start, one in ranges.items():
+                state = found.setdefault(path, {})
+                if name not in state:
+                    state[name] = torch.empty(shape, dtype=one.dtype, device="cpu")
+                slots.append(state[name].view(-1)[start : start + one.numel()])
     return slots
 
 
-def _to_torch_states(parts: OptimizerParts, tensors: dict[str, Tensor]) -> States:
+def _to_torch_states(parts: OptimizerParts, states: dict[str, dict[str, Tensor]]) -> States:
     """Return entries as the imitated class writes them, by the number of their parameter."""
     numbers, found = indices_of(parts.groups), States()
-    names: dict[str, list[str]] = {}
-    for key in tensors:
-        path, _, name = key.rpartition("/")
-        names.setdefault(path, []).append(name)
     layouts = StateLayouts(parts.known_shards, parts.groups)
-    for path, param, layout in layouts.named(parts.params, names):
-        entries = {name: tensors.pop(f"{path}/{name}") for name in names[path]}
+    for path, param, layout in layouts.named(parts.params, states):
+        entries = states.pop(path)
         if layout.plain.stored:
             entries = decode_entries(entries, layout.plain.dtypes)
-        fields, late = layout.plain.dtypes, layout.starts_late(param)
+        fields, late = layout.plain.dtypes, layout.starts_late
         written = to_class_entries(entries, parts.schema, fields, starts_late=late)
         if written:
             number = numbers[id(param)]

@@ -13,11 +13,12 @@ from torch import Tensor
 from functional_optim.core.overrides import LeafChain
 from functional_optim.plan.leaf_by_leaf import view_leaf
 from functional_optim.plan.step_leaves import StepLeaf
+from sharding.ownership import Owner
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, Work
 from sharding.transport.work import StreamEvent
 from sharding.zero import coalescing
-from sharding.zero.coalescing import CoalescedMessage, MessagePlan, OwnedSpan, OwnedTensor, copy
+from sharding.zero.coalescing import CoalescedMessage, MessagePlan, OwnedTensor, copy
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
@@ -31,26 +32,22 @@ def plan_gather(
     memory: ParameterMemory, plan: ShardPlan, paths: Iterable[str], size: int | None = None
 ) -> MessagePlan:
     """Return the messages that gather parameters, in a group of ``size``; by default, a replica."""
-    in_buffers: dict[int, list[OwnedSpan]] = {}
-    flats = []
+    in_buffers: dict[int, list[Owner]] = {}
+    flats: list[tuple[Tensor, Sequence[Owner]]] = []
     small: list[OwnedTensor] = []
     for path in paths:
-        location = memory.locations[path]
-        spans = [OwnedSpan(one.start, one.stop, one.ranks[0]) for one in plan.owners(path)]
+        location, owners = memory.locations[path], plan.owners(path)
         if location.buffer is not None:
-            shifted = [
-                OwnedSpan(location.offset + a, location.offset + b, rank) for a, b, rank in spans
-            ]
+            at = location.offset
+            shifted = [Owner(ranks, at + start, at + stop) for ranks, start, stop in owners]
             in_buffers.setdefault(location.buffer, []).extend(shifted)
-        elif location.flat is None:
-            small += [
-                OwnedTensor(location.known, span.rank) for span in spans
-            ]  # one span: it is whole
+        elif location.flat is None:  # not cut
+            small.append(OwnedTensor(location.known, owners[0].ranks[0]))
         elif location.flat.numel() >= coalescing.DIRECT:
-            flats.append((location.flat, spans))
+            flats.append((location.flat, owners))
         else:
-            small += [OwnedTensor(location.flat[a:b], rank) for a, b, rank in spans]
-    flats += [(memory.buffers[number], spans) for number, spans in sorted(in_buffers.items())]
+            small += [OwnedTensor(location.flat[a:b], ranks[0]) for ranks, a, b in owners]
+    flats += [(memory.buffers[number], owners) for number, owners in sorted(in_buffers.items())]
     return coalescing.plan_messages(flats, small, plan.shard_ranks if size is None else size)
 
 
@@ -137,7 +134,6 @@ def gather_views(
     """
     every = list(params)
     shards.complete(groups)
-    shards.sync_states()
     with torch.no_grad():
         views = [(one, _view(one, shards, groups)) for one in shards.with_state()]
         found = [param.detach().clone() for param in every]

@@ -8,6 +8,7 @@ from functional_optim.core.format import format_value
 from functional_optim.core.links import has_shared_state
 from functional_optim.core.on_global_step import has_global_schedule
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
+from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_parts import GroupPart
 from functional_optim.frontends.recipe import ComposedRecipe, Recipe, class_of_functional, recipe_of
 from functional_optim.frontends.torch_groups import require_options
@@ -25,9 +26,10 @@ class GroupRecipes:
         self.whole = whole
         """The recipe with all stages, and with the options that every group has."""
         self._own: list[Recipe] = []
-        self._sizes: list[int] = []
-        self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
-        """If groups are divided, the optimizer of each group, and the indices of its links."""
+        self.chains: GroupChains | None = None
+        """If the optimizer has shared scalars, these scalars and the chain of each group."""
+        if self.divides and _has_shared_scalars(whole.optimizer):
+            self.chains = GroupChains(whole.build({}, "cpu"))
         self.unmet = UnmatchedSelectors(
             whole.optimizer.links, whole.optimizer.overrides if self.divides else ()
         )
@@ -37,44 +39,40 @@ class GroupRecipes:
         """Return True if groups are divided by chain. Totals are then summed by group first."""
         return isinstance(self.whole, ComposedRecipe)
 
-    @property
-    def has_shared_scalars(self) -> bool:
-        """Return True if the optimizer has shared scalars."""
-        if not self.divides:
-            return False
-        optimizer = self.whole.optimizer
-        changed = [(value,) for _, changes in optimizer.overrides for *_, value in changes]
-        return has_shared_state(optimizer.links) or has_global_schedule(changed)
-
     def of(self, number: int) -> Recipe:
         """Return the recipe of a group."""
         return self._own[number]
 
-    def divide(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+    def divide(self, group: dict[str, Any], first: int) -> list[dict[str, Any]]:
         """Divide a group into groups with one chain each, and store their recipes.
+
+        Args:
+            group: its "params" are parameters, or pairs of a name and a parameter.
+            first: number of parameters in the groups before.
 
         Raises:
             TypeError: an option that the optimizer does not have; without shared scalars,
                 parameters that differ in the stages that need a total over all gradients.
             ValueError: a parameter on which no rule acts.
         """
-        params = group.get("params")
-        if not isinstance(self.whole, ComposedRecipe) or not isinstance(params, list):
+        if not isinstance(self.whole, ComposedRecipe) or not isinstance(group["params"], list):
             require_options(group, self.whole.defaults)
             self._own.append(self.whole)
-            self._sizes.append(len(params) if isinstance(params, list) else 1)
             return [group]
-        parts = self.whole.parts(group, sum(self._sizes), self.unmet)
-        for part, _ in () if self.has_shared_scalars else parts:
-            self._check_totals(part)
-        self.parts += [(part.optimizer, part.places) for part, _ in parts]
+        parts = self.whole.parts(group, first, self.unmet)
+        for part, _ in parts:
+            if self.chains is None:
+                self._check_totals(part)
+            else:
+                self.chains.add(part.optimizer, part.places)
         self._own += [own for _, own in parts]
-        self._sizes += [len(part.group["params"]) for part, _ in parts]
         return [part.group for part, _ in parts]
 
     def truncate(self, count: int) -> None:
         """Remove the recipes of all groups after the first ``count``."""
-        del self._own[count:], self._sizes[count:], self.parts[count:]
+        del self._own[count:]
+        if self.chains is not None:
+            self.chains.remove_after((count, 0))
 
     def _check_totals(self, part: GroupPart) -> None:
         """Raise TypeError if a group lacks a stage that needs a total over all gradients."""
@@ -89,6 +87,11 @@ class GroupRecipes:
                 "frozen; put it around the partition, as in chain(clip_by_global_norm(1.0), "
                 "partition(...))"
             )
+
+
+def _has_shared_scalars(optimizer: Optimizer) -> bool:
+    changed = [(value,) for _, changes in optimizer.overrides for *_, value in changes]
+    return has_shared_state(optimizer.links) or has_global_schedule(changed)
 
 
 def _name_of(group: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.join import JoinHook
 
 from functional_optim.frontends.torch_groups import options_of
 from sharding.ownership import OwnedRange
-from sharding.zero.collective import all_gather_tensor
+from sharding.zero.collective import all_gather_bytes
 from sharding.zero.optimizer_parts import OptimizerParts
 from sharding.zero.stream import Stream
 
@@ -44,9 +44,8 @@ class JoinStatus(NamedTuple):
 
 def exchange_join_status(parts: OptimizerParts, *, joined: bool, found_inf: bool) -> JoinStatus:
     """Exchange which ranks have data, and if all gradients are finite. Collective."""
-    own = torch.tensor([int(joined), int(found_inf)], device=parts.device)
-    every = all_gather_tensor(parts.process_group, own, "find out who has data")
-    flags = [one.tolist() for one in every]
+    own, what = bytes([joined, found_inf]), "find out who has data"
+    flags = all_gather_bytes(parts.process_group, parts.device, own, what, len(own))
     without = tuple(rank for rank, (gone, _) in enumerate(flags) if gone)
     source = next((rank for rank, (gone, _) in enumerate(flags) if not gone), -1)
     return JoinStatus(source, without, any(found for _, found in flags))

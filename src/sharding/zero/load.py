@@ -10,20 +10,20 @@ from torch import Tensor
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.checkpoint_names import match_by_name
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
-from functional_optim.frontends.torch_checkpoint import DECOUPLED
+from functional_optim.frontends.torch_checkpoint import DECOUPLED, own_copy
 from functional_optim.frontends.torch_groups import missing_flags, options_of
+from functional_optim.storage.conversion import encode_entries
 from sharding.checkpoint.flat_ranges import elements_of, has_parts, whole_of
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.optimizer_parts import OptimizerParts
 from sharding.zero.shard_optimizer import ShardOptimizer
+from sharding.zero.shard_steps import ShardSteps
 from sharding.zero.sharded_state_dict import check_own_parts
-from sharding.zero.shared_scalar_steps import SharedScalarSteps
 from sharding.zero.state_layout import (
     StateLayout,
     StateLayouts,
     decode_range,
-    encode_state,
     needs_extra_digits,
     spans_of,
     write_extra_digits,
@@ -39,45 +39,38 @@ def load(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> None:
         "param_groups": match_by_name(state_dict["param_groups"], parts.groups),
     }
     groups = _build_groups(parts, state_dict)
-    shared_steps = _shared_steps_of(parts)
-    if shared_steps is not None:
-        shared_steps.chains.check_shared(state_dict["param_groups"])
+    steps = parts.optim.local if isinstance(parts.optim, ShardOptimizer) else None
+    if steps is not None and steps.chains is not None:
+        steps.chains.check_shared(state_dict["param_groups"])
     states = _states_by_path(parts, state_dict)
     check_own_parts(parts, states)
-    if parts.shards is None:
+    if steps is None:
         _load_foreign(parts, states)
     else:
-        steps = [group.get("step") for group in state_dict["param_groups"]]
+        counts = [group.get("step") for group in state_dict["param_groups"]]
         trained = _trained_paths(parts, states)
-        with _shared_scalars_loaded(shared_steps, groups, trained):
-            _load_shards(parts, parts.shards, groups, states, steps)
+        with _shared_scalars_loaded(steps, groups, trained):
+            _load_shards(parts, steps.owned, groups, states, counts)
     for group, new in zip(parts.groups, groups, strict=True):
         group.update(options_of(new))
 
 
-def _shared_steps_of(parts: OptimizerParts) -> SharedScalarSteps | None:
-    return parts.optim.shared_steps if isinstance(parts.optim, ShardOptimizer) else None
-
-
 @contextmanager
 def _shared_scalars_loaded(
-    shared_steps: SharedScalarSteps | None, groups: Sequence[dict[str, Any]], trained: Iterable[str]
+    steps: ShardSteps, groups: Sequence[dict[str, Any]], trained: Iterable[str]
 ) -> Iterator[None]:
     """Load shared scalars, if there are any, from groups, unless the block raises an error.
 
     ``trained`` are the paths of parameters that have a state in the state dict.
     """
-    if shared_steps is None:
-        yield
-        return
-    before = shared_steps.chains.shared_entries()
-    shared_steps.load_scalars(groups)
+    before = {} if steps.chains is None else steps.chains.shared_entries()
+    steps.load_shared(groups)
     try:
         yield
     except BaseException:
-        shared_steps.load_scalars([before])
+        steps.load_shared([before])
         raise
-    shared_steps.mark_trained(trained)
+    steps.mark_trained(trained)
 
 
 def _build_groups(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -91,10 +84,7 @@ def _build_groups(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> list[
             f"{counts}; they must be the same"
         )
     every = enumerate(map(options_of, saved))
-    return [
-        _with_options(parts, number, {key: _own_copy(one) for key, one in options.items()})
-        for number, options in every
-    ]
+    return [_with_options(parts, number, own_copy(options)) for number, options in every]
 
 
 def _with_options(parts: OptimizerParts, number: int, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,16 +134,16 @@ def _load_shards(
     shards: LocalShards,
     groups: Sequence[dict[str, Any]],
     states: Mapping[str, Entries],
-    steps: Sequence[Any],
+    counts: Sequence[Any],
 ) -> None:
-    """Load this rank's shards; ``steps`` has the step count of each saved group, or None."""
+    """Load this rank's shards; ``counts`` has the step count of each saved group, or None."""
     for number, group in enumerate(groups):
         shards.check_options(number, group)
     layouts = StateLayouts(shards, groups)
     read = [
-        (shard, _read_part(layouts.of(shard), shard, states.get(shard.path) or {}, steps))
+        (shard, _read_part(layouts.of(shard), shard, states.get(shard.path) or {}, counts))
         for shard in shards.every()
-        if shard.state is not None or states.get(shard.path)
+        if shard.has_state or states.get(shard.path)
     ]
     _check_flags(parts, groups)
     digits = [
@@ -163,7 +153,7 @@ def _load_shards(
     ]
     shards.rebuild_states(groups, states)
     for shard, state in read:
-        if shard.state is not None:  # a frozen shard has no state
+        if shard.has_state:  # a frozen shard has no state
             shard.copy_state(shards.chain_of(shard, groups), state)
     for param, layout, entries in digits:  # each rank has all entries
         write_extra_digits(param, layout, entries)
@@ -183,7 +173,7 @@ def _trained_paths(parts: OptimizerParts, states: Mapping[str, Entries]) -> list
 
 
 def _read_part(
-    layout: StateLayout, shard: LocalShard, entries: Entries, steps: Sequence[Any]
+    layout: StateLayout, shard: LocalShard, entries: Entries, counts: Sequence[Any]
 ) -> LeafState:
     """Return a shard's part of a parameter's entries, from any storage, as this chain stores it.
 
@@ -196,7 +186,7 @@ def _read_part(
     for name, (_, length) in wanted.items():
         value = given[name]
         if shard.whole and name in layout.plain.dtypes:
-            continue  # encode_state checks the shape
+            continue  # encode_entries checks the shape
         if not isinstance(value, Tensor) or value.numel() != length:
             got = f"{value.numel()} elements" if isinstance(value, Tensor) else repr(value)
             raise ValueError(f"the state {name} of {shard.path!r} has {got}, wanted are {length}")
@@ -204,7 +194,9 @@ def _read_part(
             given[name] = elements_of(value, *spans[name])
     given = {name: whole_of(value) for name, value in given.items()}
     part = decode_range(layout, given, spans, shard.start, shard.stop) if given else {}
-    return encode_state(layout, shard.tensor, part, shard.path, steps[shard.group])
+    chain, count = layout.chain, counts[shard.group]
+    own = chain.stages, chain.hypers, shard.tensor
+    return encode_entries(*own, part, shard.path, group_step=count)
 
 
 def _load_foreign(parts: OptimizerParts, states: Mapping[str, Entries]) -> None:
@@ -226,10 +218,3 @@ def _copy_to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_copy_to_device(item, device) for item in value)
     return value
-
-
-def _own_copy(value: Any) -> Any:
-    """Return an option that shares no memory with the caller's option."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return list(value) if isinstance(value, list) else value

@@ -1,6 +1,6 @@
 """Local shard: the range of one parameter that this rank owns, and its state."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
-from functional_optim.core.stage import block_size_of, in_full_blocks
-from functional_optim.core.state import LeafState, map_state
+from functional_optim.core.stage import block_size_of
+from functional_optim.core.state import LeafState
 from functional_optim.core.state_init import init_leaf
-from functional_optim.core.state_reinit import reinit_state
 from functional_optim.core.torch_state import entry_layout, from_entries, to_entries
 from functional_optim.frontends.recipe import GroupChain
-from functional_optim.optimizer.bound_buffer import copy_states, has_flat_state
+from functional_optim.frontends.torch_entries import leaf_state
+from functional_optim.optimizer.bound_buffer import copy_states
 from functional_optim.plan.step_counts import is_step_count
-
-CHUNK = 1 << 18
-"""Number of elements whose state is created at once: encoded state is created in float32 first."""
 
 FieldKind = Literal["element", "block", "leaf"]
 """A state tensor has an entry for each element, or for each block, or has any other shape."""
@@ -37,8 +34,10 @@ class LocalShard:
     param: Tensor
     tensor: Tensor
     """The tensor in ``.optim``: the parameter itself, or a flat view of the range."""
-    state: dict[str, Any] | None = None
-    """The entry in ``.optim.state``; None if the shard has never been trainable."""
+    states: MutableMapping[Tensor, dict[str, Any]]
+    """``.optim.state``, with an entry for each shard that has state."""
+    was_made: bool = False
+    """True if state was created. A caller may have removed it since, or have set other state."""
     _kinds: dict[str, FieldKind] | None = field(default=None, repr=False)
     _init_hypers: tuple[Any, ...] | None = field(default=None, repr=False)
     """The hyper-parameters with which the state was created."""
@@ -53,96 +52,36 @@ class LocalShard:
         return self.param.requires_grad
 
     @property
-    def needs_state(self) -> bool:
-        """Return True if the shard is stepped, or was: it is trainable, or has a gradient."""
-        return self.is_trainable or self.param.grad is not None
+    def has_state(self) -> bool:
+        return self.was_made or self.tensor in self.states
 
-    @property
-    def device(self) -> str:
-        return self.tensor.device.type
-
-    def init_state(self, chain: GroupChain) -> None:
-        """Create the state before the first step."""
-        self._kinds, self._init_hypers = None, chain.hypers
+    def init_entries(self, chain: GroupChain) -> dict[str, Any]:
+        """Return the entries of the state before the first step."""
+        self.was_made, self._kinds, self._init_hypers = True, None, chain.hypers
         with torch.no_grad():
-            if self._is_one_chunk(chain):
-                self.state = self._first_entries(chain)
-                return
-            self.state = self._allocate(chain)
-            for start, stop in self._chunks(chain):
-                param, into = self.slice_state(chain, start, stop)
-                copy_states([into], [init_leaf(chain.stages, chain.hypers, param)])
-
-    def refresh_first_state(self, chain: GroupChain) -> None:
-        """Before the first step, reset state that starts as the parameter to its current value.
-
-        A caller may have written to the parameter, for example by loading a model. Other state is
-        not changed, because a caller may have written to it.
-        """
-        entries = self.state
-        assert entries is not None, "completed before"
-        if entries and entries.get("step") != 0:
-            return
-        with torch.no_grad():
-            if not entries or self.missing_entries(chain):
-                new = self._first_entries(chain)
-                entries.update({key: one for key, one in new.items() if entries.get(key) is None})
-            if self._is_one_chunk(chain):
-                self._reinit(chain, self.tensor.detach(), self.state_for(chain))
-            else:
-                for start, stop in self._chunks(chain):
-                    self._reinit(chain, *self.slice_state(chain, start, stop))
-
-    def _reinit(self, chain: GroupChain, param: Tensor, state: LeafState) -> None:
-        """Write the current value of the parameter into state that starts as the parameter."""
-        new = reinit_state(chain.stages, chain.hypers, param, state, self._init_hypers)
-        if new is not state:
-            copy_states([state], [new])
-
-    def _chunks(self, chain: GroupChain) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of elements whose state is created at once."""
-        many = in_full_blocks(CHUNK, block_size_of(chain.stages))
-        for start in range(self.start, self.stop, many):
-            yield start, min(start + many, self.stop)
-
-    def _is_one_chunk(self, chain: GroupChain) -> bool:
-        """Return True if all state is created at once: the shard is small, or cannot be cut."""
-        tensor = self.tensor
-        if self.numel <= CHUNK or tensor.is_complex() or not tensor.is_contiguous():
-            return True
-        return not has_flat_state(chain.stages, chain.hypers, [tensor.shape], tensor.dtype)
-
-    def _first_entries(self, chain: GroupChain) -> dict[str, Any]:
-        made = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
+            made = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
         return to_entries(chain.stages, chain.hypers, self.tensor, made)
-
-    def _allocate(self, chain: GroupChain) -> dict[str, Any]:
-        """Return state without values. The state of three blocks shows its per-block tensors."""
-        block, like = block_size_of(chain.stages), self.tensor.detach()
-
-        def allocate(one: Tensor) -> Tensor:
-            shape = like.shape if one.numel() == 3 * block else (-(-self.numel // block),)
-            return like.new_empty(shape, dtype=one.dtype, device=one.device)
-
-        shown = init_leaf(chain.stages, chain.hypers, like.new_zeros(3 * block))
-        made = shown._replace(stages=tuple(map_state(allocate, one) for one in shown.stages))
-        return to_entries(chain.stages, chain.hypers, like, made)
 
     def missing_entries(self, chain: GroupChain) -> list[str]:
         """Return the names of the entries that a chain needs and the state does not have."""
-        wanted = entry_layout(
-            chain.stages, chain.hypers, self.tensor.shape, self.tensor.dtype
-        ).dtypes
-        return [] if self.state is None else [name for name in wanted if name not in self.state]
+        like = self.tensor.shape, self.tensor.dtype
+        wanted = entry_layout(chain.stages, chain.hypers, *like).dtypes
+        entries = self.states.get(self.tensor)
+        return [] if entries is None else [name for name in wanted if name not in entries]
 
-    def state_for(self, chain: GroupChain) -> LeafState:
+    def state_for(self, chain: GroupChain, *, begins: bool = False) -> LeafState:
         """Return the state as a chain needs it, with the same tensors as the entries.
 
         Other entries are left out, as in torch. Missing entries are created if no entry but the
         step count is there; otherwise a missing entry raises ValueError.
+
+        ``begins`` is True if this may be the first step. Before the first step, state that starts
+        as the parameter gets the current value of the parameter, and missing entries are created.
         """
-        entries = self.state
-        assert entries is not None, "completed before"
+        entries = self.states.setdefault(self.tensor, {})
+        count, own = entries.get("step"), (chain.stages, chain.hypers, self.tensor)
+        if begins and (not entries or count == 0):
+            return leaf_state(*own, self.states, self.path, init_hypers=self._init_hypers)
         lacking = self.missing_entries(chain)
         if lacking and any(
             isinstance(one, Tensor) and not is_step_count(one) for one in entries.values()
@@ -152,18 +91,10 @@ class LocalShard:
                 "set that option when the optimizer is constructed, or load a state dict that has "
                 "it"
             )
-        count = entries.get("step")
-        if is_step_count(
-            count
-        ):  # without a read of the count: a step count of 1 is read in its place
-            known = {**entries, "step": 1}
-            made = self.read_entries(chain, known)
-            state = made._replace(step=count) if int(made.step) else made
-        else:
-            state = self.read_entries(chain, entries)
-        made_entries = to_entries(chain.stages, chain.hypers, self.tensor, state)
-        if any(entries.get(name) is not value for name, value in made_entries.items()):
-            entries.update(made_entries)  # the caller changed them, or an option was turned on
+        state = from_entries(*own, entries, self.path, reinit=True, counted=is_step_count(count))
+        made = to_entries(*own, state)
+        if any(entries.get(name) is not value for name, value in made.items()):
+            entries.update(made)  # the caller changed them, or an option was turned on
         return state
 
     def entries(self, chain: GroupChain) -> dict[str, Tensor]:
@@ -179,22 +110,6 @@ class LocalShard:
     def copy_state(self, chain: GroupChain, state: LeafState) -> None:
         """Copy the values of another state of the shard."""
         copy_states([self.state_for(chain)], [state])
-
-    def slice_state(self, chain: GroupChain, start: int, stop: int) -> tuple[Tensor, LeafState]:
-        """Return elements [start, stop) of the parameter and their state, as flat views.
-
-        ``start`` is at the start of a block of state, ``stop`` at the end of a block or the shard.
-        """
-        begin, end, block = start - self.start, stop - self.start, block_size_of(chain.stages)
-
-        def view(tensor: Tensor) -> Tensor:
-            flat = tensor.view(-1)
-            per_block = tensor.numel() != self.numel
-            return flat[begin // block : -(-end // block)] if per_block else flat[begin:end]
-
-        state = self.state_for(chain)
-        stages = tuple(map_state(view, one) for one in state.stages)
-        return view(self.tensor.detach()), state._replace(stages=stages)
 
     def position_of(
         self, chain: GroupChain, name: str, tensor: Tensor
@@ -221,14 +136,6 @@ class LocalShard:
         grad = self._slice_gradient(given) if isinstance(given, Tensor) else given
         check_grad(self.tensor, grad, self.path)
         return grad.detach() if grad.requires_grad else grad
-
-    def own_gradient(self) -> Tensor | None:
-        """Return the parameter's ``.grad`` in the shape of the shard, or None. torch checks it."""
-        grad = self.param.grad
-        if grad is None:
-            return None
-        own = grad if self.whole else self._slice_gradient(grad)
-        return own.detach() if own.requires_grad else own
 
     def _slice_gradient(self, grad: Tensor) -> Tensor:
         in_shape = grad.shape == self.param.shape

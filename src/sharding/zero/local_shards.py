@@ -2,15 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState
+from functional_optim.frontends import group_tensors
 from functional_optim.frontends.group_tensors import Group, StateOf
 from functional_optim.frontends.recipe import ChainCache, GroupChain
-from functional_optim.plan.shared_numbers import with_common_hypers
 from functional_optim.plan.step_counts import stack_counts
 from sharding.shard_plan import ShardPlan
 from sharding.zero.group_recipes import GroupRecipes
@@ -20,13 +19,6 @@ from sharding.zero.params import Groups
 
 Gradients = Mapping[str, Sequence[tuple[int, int, Tensor]]]
 """By path of a parameter: ranges [start, stop) of its flattened elements, and their gradients."""
-
-
-class ShardStep(NamedTuple):
-    """Shard that is stepped, and its gradient in the shape of the shard."""
-
-    shard: LocalShard
-    grad: Tensor
 
 
 class LocalShards:
@@ -39,7 +31,7 @@ class LocalShards:
         self.recipe = recipes.whole
         self.states: MutableMapping[Tensor, dict[str, Any]] = defaultdict(dict)
         """torch's dicts of state, by the tensors in the groups of ``.optim``."""
-        self._chains = ChainCache(recipes.of)
+        self.chains = ChainCache(recipes.of)
         self._memory = memory
         self._rank = rank
         self.by_path: dict[str, list[LocalShard]] = {}
@@ -53,54 +45,41 @@ class LocalShards:
 
     def extend(self, plan: ShardPlan) -> None:
         """Add shards of the parameters that are new in a plan."""
-        found: dict[str, list[LocalShard]] = {}
+        known = {*self.by_path}
         for one in plan.owned(self._rank):
-            if one.path not in self.by_path:
-                location = self._memory.locations[one.path]
-                tensor = location.param
-                if not one.whole:
-                    assert location.flat is not None, "checked with the plan"
-                    tensor = location.flat[one.start : one.stop]
-                group = plan.specs[one.parameter].group
-                shard = LocalShard(
-                    one.path, one.start, one.stop, one.whole, group, location.param, tensor
-                )
-                found.setdefault(one.path, []).append(shard)
-        self.by_path.update(found)
-        new = [shard for shards in found.values() for shard in shards]
-        self.by_tensor.update({id(one.tensor): one for one in new})
-        self._by_range.update({(one.path, one.start, one.stop): one for one in new})
-        self.has_cuts = self.has_cuts or not all(one.whole for one in new)
-        self._bare += [one for one in new if not self.is_frozen(one)]
+            if one.path in known:
+                continue
+            location = self._memory.locations[one.path]
+            tensor = location.param
+            if not one.whole:
+                assert location.flat is not None, "checked with the plan"
+                tensor = location.flat[one.start : one.stop]
+            where = one.path, one.start, one.stop, one.whole, plan.specs[one.parameter].group
+            shard = LocalShard(*where, location.param, tensor, self.states)
+            self.by_path.setdefault(one.path, []).append(shard)
+            self.by_tensor[id(tensor)] = self._by_range[where[:3]] = shard
+            self.has_cuts = self.has_cuts or not one.whole
+            if not self.is_frozen(shard):
+                self._bare.append(shard)
 
     def every(self) -> Iterable[LocalShard]:
         return self.by_tensor.values()
 
     def chain_of(self, shard: LocalShard, groups: Groups) -> GroupChain:
         """Return the chain that steps a shard, with its group's current options."""
-        return self._chains.of(shard.group, groups[shard.group], shard.device)
+        return self.chains.of(shard.group, groups[shard.group], shard.tensor.device.type)
 
     def check_options(self, number: int, group: Mapping[str, Any]) -> None:
         """Raise TypeError or ValueError if no chain can be built with a group's options."""
         for kind in {param.device.type for param in group["params"]}:
-            self.chain_for(number, group, kind)
+            self.chains.of(number, group, kind)
 
     def check_common_options(self, groups: Groups) -> None:
         """Raise ValueError if groups differ in an option that shared scalars depend on."""
-        if not self.recipes.has_shared_scalars:
-            return
-        chains = []
-        for number, (group, (own, places)) in enumerate(
-            zip(groups, self.recipes.parts, strict=True)
-        ):
-            device = next((param.device.type for param in group["params"]), "cpu")
-            hypers = self.chain_for(number, group, device).hypers
-            chains.append(LeafChain(places, own.stages, hypers))
-        with_common_hypers(self.recipes.whole.optimizer.links, chains)
-
-    def chain_for(self, number: int, group: Mapping[str, Any], device: str) -> GroupChain:
-        """Return the chain of a group with these options, on a type of device."""
-        return self._chains.of(number, group, device)
+        if self.recipes.chains is not None:
+            hypers = [self.chains.of(*one, "cpu").hypers for one in enumerate(groups)]
+            every = [Group(own, (), None, number) for number, own in enumerate(hypers)]
+            self.recipes.chains.check_common_options(every, ())
 
     def update_views(self) -> None:
         """Update the views of ranges, after parameters got other memory."""
@@ -112,10 +91,9 @@ class LocalShards:
 
     def rebuild_states(self, groups: Groups, wanted: Container[str]) -> None:
         """Create new state for the wanted paths, and where these options need other entries."""
-        self.sync_states()
         for one in self.every():
             if one.missing_entries(self.chain_of(one, groups)):
-                one.state = None
+                one.was_made = False
                 del self.states[one.tensor]
                 self._bare.append(one)
         self.complete(groups, wanted)
@@ -126,20 +104,14 @@ class LocalShards:
             return
         bare, self._bare, begun = self._bare, [], list[LocalShard]()
         for one in bare:
-            chosen = one.needs_state or one.path in wanted or self._has_frozen_state(one)
+            is_stepped = one.is_trainable or one.param.grad is not None
+            chosen = is_stepped or one.path in wanted or self._has_frozen_state(one)
             (begun if chosen else self._bare).append(one)
-        for one in begun:
-            one.init_state(self.chain_of(one, groups))
-        states = [one.state for one in begun if one.state is not None]
-        counts = stack_counts([own["step"] for own in states])
-        for one, own, count in zip(begun, states, counts, strict=True):
-            own["step"] = count  # adjacent in memory, so that one native call reads all of them
-            self.states[one.tensor] = own
-
-    def sync_states(self) -> None:
-        """Read the dicts of state again, which a caller may have replaced."""
-        for one in self.every():
-            one.state = self.states.get(one.tensor)
+        made = [one.init_entries(self.chain_of(one, groups)) for one in begun]
+        counts = stack_counts([own["step"] for own in made])
+        for one, own, count in zip(begun, made, counts, strict=True):
+            # Counts are adjacent in memory, so that one native call reads all of them.
+            self.states[one.tensor] = {**own, "step": count}
 
     def state_of(self, tensor: Tensor, groups: Groups, *, begins: bool = True) -> LeafState:
         """Return the state of a shard, by its tensor, for its current chain.
@@ -147,11 +119,7 @@ class LocalShards:
         ``begins`` is True if this may be the first step, for which some state is created again.
         """
         one = self.by_tensor[id(tensor)]
-        chain = self.chain_of(one, groups)
-        one.state = self.states.setdefault(tensor, {})
-        if begins:
-            one.refresh_first_state(chain)
-        return one.state_for(chain)
+        return one.state_for(self.chain_of(one, groups), begins=begins)
 
     def state_by(self, groups: Groups) -> StateOf:
         """Return a function that returns the state of a shard, from its tensor."""
@@ -170,7 +138,7 @@ class LocalShards:
         return found
 
     def with_state(self) -> Iterator[LocalShard]:
-        return (one for one in self.every() if one.state is not None)
+        return (one for one in self.every() if one.has_state)
 
     def is_frozen(self, shard: LocalShard) -> bool:
         """Return True if no stage acts on a shard: it is never stepped, and has no state."""
@@ -181,9 +149,14 @@ class LocalShards:
         known = shard.tensor.is_floating_point() or shard.tensor.is_complex()
         return self.recipe.form.frozen and known
 
-    def match_ranges(self, gradients: Gradients) -> list[ShardStep]:
-        """Return the shards of ranges. Raise ValueError for a range that this rank does not own."""
-        found = []
+    def match_ranges(
+        self, gradients: Gradients
+    ) -> tuple[tuple[LocalShard, ...], group_tensors.Gradients]:
+        """Return the shards of ranges, and a function that returns the gradients of their tensors.
+
+        Raise ValueError for a range that this rank does not own.
+        """
+        found, given = list[LocalShard](), dict[int, Tensor]()
         for path, ranges in gradients.items():
             for start, stop, grad in ranges:
                 one = self._by_range.get((path, start, stop))
@@ -193,5 +166,10 @@ class LocalShards:
                         f"elements [{start}, {stop}) of {path!r} are not this rank's to step: of "
                         f"that parameter it owns {', '.join(own) or 'nothing'}"
                     )
-                found.append(ShardStep(one, one.gradient_from(grad)))
-        return found
+                found.append(one)
+                given[id(one.tensor)] = one.gradient_from(grad)
+
+        def gradients_of(tensors: list[Tensor]) -> list[Tensor | None]:
+            return [given.get(id(one)) for one in tensors]
+
+        return tuple(found), gradients_of

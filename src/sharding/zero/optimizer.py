@@ -6,13 +6,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.join import Joinable, JoinHook
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim._torch import is_joining, step_without_global_hooks
 from functional_optim.core.dynamo import disable_compile
 from functional_optim.frontends.loss_scale import Scaling
-from functional_optim.frontends.torch_groups import common_options, copy_option_tensors
+from functional_optim.frontends.torch_groups import (
+    common_options,
+    copy_option_tensors,
+    params_of_groups,
+)
 from functional_optim.frontends.torch_schedule import guard_schedules
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
@@ -21,9 +25,9 @@ from sharding.zero.checkpoint_mixin import CheckpointMixin, write_states
 from sharding.zero.coalescing import MessagePlan
 from sharding.zero.group_recipes import GroupRecipes, build_zero_recipe
 from sharding.zero.groups import Transports, shard_group
+from sharding.zero.join import StepWithOthers
 from sharding.zero.load import load
 from sharding.zero.local_shards import LocalShards
-from sharding.zero.modes import AfterBackward, FromHook
 from sharding.zero.norm import clip_gradients
 from sharding.zero.owned_groups import OwnedGroup, add_foreign_group, foreign_optimizer
 from sharding.zero.parameter_memory import ParameterMemory
@@ -136,7 +140,6 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         self.rank: int = self.process_group.rank()
         self.global_rank: int = global_rank(self.process_group, GroupRank(self.rank))
         self.overlap_with_ddp = overlap_with_ddp
-        self._mode = FromHook() if overlap_with_ddp else AfterBackward()
         self.parameters_as_bucket_view = parameters_as_bucket_view
         self.params: dict[str, Tensor] = named_params(self.param_groups)
         self.plan: ShardPlan = self._agree_on_plan(
@@ -212,7 +215,11 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
             TransportError: a rank died, or did not come within the group's timeout.
             ValueError: an option or a gradient that does not fit. Nothing has changed.
         """
-        return self._mode.step(self, lambda: self._step(closure, kwargs, joined=False))
+        if self.overlap_with_ddp:
+            self._check_hook_unscaled()
+            return None
+        Join.notify_join_context(self)
+        return self._step(closure, kwargs, joined=False)
 
     @disable_compile
     def _step(
@@ -259,14 +266,17 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
                 ``overlap_with_ddp``, since the hook has stepped already.
             ValueError: ``norm_type`` is not above 0, or ``max_norm`` below 0.
         """
-        return self._mode.clip(
-            lambda: clip_gradients(
-                self._parts,
-                max_norm,
-                norm_type,
-                error_if_nonfinite=error_if_nonfinite,
-                alone=is_joining(self),  # a rank without data is not here
+        if self.overlap_with_ddp:
+            raise RuntimeError(
+                "clip_grad_norm_() comes too late where overlap_with_ddp=True: the communication "
+                "hook has stepped by these gradients already; give max_norm to the hook"
             )
+        return clip_gradients(
+            self._parts,
+            max_norm,
+            norm_type,
+            error_if_nonfinite=error_if_nonfinite,
+            alone=is_joining(self),  # a rank without data is not here
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -304,8 +314,6 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         else:
             self._own.extend(self.plan)
             self._local.extend(self._owned_groups(self._own, before))
-        if self._shared_steps is not None:
-            self._shared_steps.chains.write_shared(self.param_groups)
 
     def _add_divided_group(self, group: dict[str, Any]) -> None:
         """Add a group, divided into groups of one chain each; guard scheduled options."""
@@ -315,7 +323,8 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         is_composed = self._recipes.divides
         if is_composed:
             self.defaults = {}  # each part has only its own options
-        for part in self._recipes.divide(group):
+        first = len(params_of_groups(self.param_groups))
+        for part in self._recipes.divide(group, first):
             super().add_param_group(part)
             copy_option_tensors(self.param_groups[-1])
             number = len(self.param_groups) - 1
@@ -374,7 +383,9 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         Args:
             kwargs: of other joinables; not used.
         """
-        return self._mode.join_hook(lambda: self._step(None, {}, joined=True))
+        if self.overlap_with_ddp:
+            return JoinHook()  # DDP's own hook runs the communication hook
+        return StepWithOthers(lambda: self._step(None, {}, joined=True))
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:

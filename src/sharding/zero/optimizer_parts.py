@@ -13,15 +13,6 @@ from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 
 
-class Ranges(NamedTuple):
-    """Ranges of elements of a flattened tensor."""
-
-    shape: tuple[int, ...]
-    """The shape of the whole tensor."""
-    parts: Mapping[int, Tensor]
-    """Flat contiguous tensors, by their first element."""
-
-
 class OptimizerParts(NamedTuple):
     """Parts of one optimizer, on this rank."""
 
@@ -63,24 +54,5 @@ class OptimizerParts(NamedTuple):
         """Yield every shard that has state, and its entries in ``.optim``."""
         assert self.shards is not None
         self.shards.complete(self.groups)
-        self.shards.sync_states()
         for one in self.shards.with_state():
             yield one, one.entries(self.shards.chain_of(one, self.groups))
-
-
-def local_state_ranges(parts: OptimizerParts) -> dict[str, Ranges]:
-    """Return this rank's part of each state tensor, by "path/name".
-
-    State that is not per element belongs to the owner of the first element.
-    """
-    state: dict[str, Ranges] = {}
-    for shard, entries in parts.with_state():
-        chain = parts.known_shards.chain_of(shard, parts.groups)
-        for key, tensor in entries.items():
-            shape, start = shard.position_of(chain, key, tensor)
-            if start == 0 and shard.start > 0:
-                continue
-            name = f"{shard.path}/{key}"
-            known = state[name].parts if name in state else {}
-            state[name] = Ranges(shape, {**known, start: tensor.detach().reshape(-1)})
-    return state

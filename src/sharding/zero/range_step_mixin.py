@@ -1,5 +1,6 @@
 """Steps and gathers of ranges, which communication hooks use with ZeroRedundancyOptimizer."""
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim.frontends.averaged_params import AveragedParams, Views
+from functional_optim.frontends.loss_scale import Scaling
 from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport
@@ -20,7 +22,8 @@ from sharding.zero.groups import Transports, all_reduce_vector, sum_vector, vect
 from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.shard_steps import ShardSteps
-from sharding.zero.shared_scalar_steps import SharedScalarSteps
+
+logger = logging.getLogger(__name__)
 
 _REQUIRES_GRAD = attrgetter("requires_grad")  # without a Python call for each parameter
 
@@ -69,7 +72,7 @@ class RangeStepMixin(AveragedParams):
         This holds for optimizers with shared scalars. Parameters that are not in the call have no
         gradient in that step.
         """
-        return self._shared_steps is not None
+        return self._local is not None and self._local.chains is not None
 
     def begin_iteration(self) -> None:
         """Begin an iteration, in which every owned range is stepped exactly once.
@@ -129,10 +132,10 @@ class RangeStepMixin(AveragedParams):
             [0.5, 0.5, 0.5, 0.5]
             >>> dist.destroy_process_group()
         """
-        asked = self._own.match_ranges(gradients)
+        shards, given = self._own.match_ranges(gradients)
         self._collected = None
         self._find_memory(self.params if self.steps_at_once else gradients)
-        self._steps.step_some(asked, measured)
+        self._steps.step_some(shards, given, measured)
         self._memory.mark_changed(gradients)
 
     def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
@@ -150,9 +153,9 @@ class RangeStepMixin(AveragedParams):
         Raises:
             ValueError: the chain needs no further total; else as for :meth:`step_owned`.
         """
-        asked = self._own.match_ranges(gradients)
+        shards, given = self._own.match_ranges(gradients)
         self._find_memory(self.params if self.steps_at_once else gradients)
-        addends, numbers = self._steps.addends_of(asked, measured)
+        addends, numbers = self._steps.addends(given, measured, shards)
         return vectors_of(addends, self.plan, numbers)
 
     def total(self, addends: Tensor) -> Tensor:
@@ -262,12 +265,7 @@ class RangeStepMixin(AveragedParams):
     @property
     def shared(self) -> dict[str, Any]:
         """The shared scalars of the optimizer: see :meth:`Optimizer.shared`."""
-        steps = self._shared_steps
-        return {} if steps is None else steps.shared
-
-    @property
-    def _shared_steps(self) -> SharedScalarSteps | None:
-        return None if self._local is None else self._local.shared_steps
+        return {} if self._local is None else self._local.shared
 
     def gather(self) -> None:
         """Gather all trained parameters on every rank. Collective.
@@ -300,9 +298,24 @@ class RangeStepMixin(AveragedParams):
         if not all(map(_REQUIRES_GRAD, self.params.values())):
             every = self.params.items()
             own = {path for path, one in every if one.requires_grad or one.grad is not None}
-        if self._shared_steps is not None:
-            own = self._shared_steps.find_changing(own)
+        if self._local is not None:
+            own = self._local.find_changing(own)
         return own if own is self.params else (path for path in self.params if path in own)
+
+    def _check_hook_unscaled(self) -> None:
+        """Warn that step() does nothing. Raise RuntimeError if a GradScaler was not considered."""
+        scaling = Scaling.of(self)
+        if not scaling.is_scaled:
+            logger.warning(
+                "step() does nothing where overlap_with_ddp=True: parameters are stepped by the "
+                "communication hook, while backward goes on; take the call out of the loop"
+            )
+        elif scaling.grad_scale is not None or not self.hook_unscales:
+            raise RuntimeError(
+                "the communication hook has not unscaled gradients by this GradScaler since its "
+                "last update(): if it does not know it, it has stepped by scaled gradients; give "
+                "the hook grad_scaler="
+            )
 
     def _find_memory(self, paths: Collection[str]) -> None:
         if self._memory.refresh(paths):

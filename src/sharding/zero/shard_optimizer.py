@@ -11,7 +11,6 @@ from functional_optim._torch import load_state_dict_hooks, with_own_step_hooks
 from functional_optim.core.dynamo import disable_compile
 from functional_optim.frontends.torch_groups import options_of
 from sharding.zero.shard_steps import ShardSteps
-from sharding.zero.shared_scalar_steps import SharedScalarSteps
 
 Totals = Callable[[Mapping[str, Tensor], int], Tensor]
 """Function of the addends of this rank's parameters, by path, and of the number of elements of an
@@ -33,42 +32,34 @@ class ShardOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, local: ShardSteps, defaults: Mapping[str, Any], totals: Totals) -> None:
-        self._local = local
+        self.local = local
+        """The steps of the shards."""
         self._totals = WeakMethod(totals)
         # torch adds to the defaults, so it gets a copy. It needs a group, which is not used.
         super().__init__([{"params": []}], dict(defaults))
 
     @property
-    def local(self) -> ShardSteps:
-        """Return the local optimizer of the shard, which gets gradients as arguments."""
-        return self._local
-
-    @property
-    def shared_steps(self) -> SharedScalarSteps | None:
-        """Return the steps of all shards at once; None if each group is stepped alone."""
-        return self._local.shared_steps
-
-    @property
     def state(self) -> Any:
         """Dicts of state as torch has them, by the tensors in the groups."""
-        return self._local.owned.states
+        return self.local.owned.states
 
     @state.setter
     def state(self, value: Any) -> None:
         """Replace the dicts of state, except by the empty one of torch's constructor."""
         if value:
-            self._local.owned.states = value
-            self._local.owned.sync_states()
+            given, states = dict(value), self.state
+            states.clear()
+            states.update(given)
 
     @property
     def param_groups(self) -> list[Any]:
         """The rank's part of each group; some may be empty."""
-        return self._local.param_groups
+        return self.local.param_groups
 
     @param_groups.setter
     def param_groups(self, value: Any) -> None:
         """Copy the options of other groups."""
-        for own, given in zip(self._local.param_groups, value, strict=False):
+        for own, given in zip(self.local.param_groups, value, strict=False):
             own.update(options_of(given))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -95,7 +86,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        local = self._local
+        local = self.local
         measured: list[Tensor] = []
         for _ in range(local.measured_stages):
             measured.append(self._total(*local.addends(local.own_gradients, measured)))
@@ -114,7 +105,7 @@ class ShardOptimizer(torch.optim.Optimizer):
     @disable_compile
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load options and state of this shard. If that raises, nothing has changed."""
-        load_with_hooks(self, state_dict, self._local.load_state_dict)
+        load_with_hooks(self, state_dict, self.local.load_state_dict)
 
 
 def load_with_hooks(

@@ -1,24 +1,25 @@
-"""Local optimizer over the shards of one rank."""
+"""Steps of the shards of one rank."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim.core.checks import check_count, check_measured
+from functional_optim.core.checks import check_measured
 from functional_optim.core.hyper import copy_tensors
+from functional_optim.core.interrupts import defer_interrupts
+from functional_optim.core.links import has_gates
 from functional_optim.frontends.group_tensors import Gradients
 from functional_optim.frontends.torch_groups import options_of, params_of_groups
-from functional_optim.kernels import is_measured
+from functional_optim.kernels import needs_total
 from functional_optim.plan.guard import grads_of
-from sharding.zero.groups import vector_at
+from functional_optim.plan.shared_numbers import shared_by_name
 from sharding.zero.local_shard import LocalShard
-from sharding.zero.local_shards import LocalShards, ShardStep
+from sharding.zero.local_shards import LocalShards
 from sharding.zero.owned_groups import OwnedGroup
 from sharding.zero.shard_plans import ShardPlans
-from sharding.zero.shared_scalar_steps import SharedScalarSteps
 from sharding.zero.step_tracker import StepTracker
 
 PLANS = 64
@@ -26,29 +27,14 @@ PLANS = 64
 
 
 class ShardSteps:
-    """A :class:`~functional_optim.frontends.local_optimizer.LocalOptimizer` over a rank's shards.
+    """Steps of the shards of one rank.
 
-    A ZeroRedundancyOptimizer steps with it after backward, all shards by the ``.grad`` of their
-    parameters, and from a communication hook, the shards of a bucket. A gradient belongs to the
-    whole parameter, or is flat and belongs to the shard.
+    A ZeroRedundancyOptimizer steps all shards after backward, by the ``.grad`` of their parameters,
+    and the shards of a bucket from a communication hook, by given gradients.
 
     Args:
         shards: of the rank.
         param_groups: the rank's part of each group.
-
-    Example::
-
-        >>> import torch
-        >>> import torch.distributed as dist
-        >>> from functional_optim import sgd
-        >>> from sharding import ZeroRedundancyOptimizer
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> weight = torch.nn.Parameter(torch.ones(2))
-        >>> local = ZeroRedundancyOptimizer([weight], sgd(lr=0.5)).optim.local
-        >>> local.step([torch.ones(2)])
-        >>> weight.tolist()
-        [0.5, 0.5]
-        >>> dist.destroy_process_group()
     """
 
     def __init__(self, shards: LocalShards, param_groups: Sequence[OwnedGroup]) -> None:
@@ -56,35 +42,44 @@ class ShardSteps:
         """All shards of the rank."""
         self.param_groups: list[Any] = [*param_groups]
         self.tracker = StepTracker()
-        self.shared_steps: SharedScalarSteps | None = None
-        """Steps of all shards at once; None if the optimizer has no shared scalars."""
+        self.chains = shards.recipes.chains
+        """The shared scalars. None if the optimizer has none, so that shards are stepped alone."""
+        self._trained: set[str] = set()
         self._lock = threading.RLock()
         self._plans: dict[tuple[LocalShard, ...], ShardPlans] = {}
         self._every: ShardPlans | None = None
         """The plans of all shards that have state."""
         self._count = 0
         """Number of shards with state in these plans."""
-        if shards.recipes.has_shared_scalars:
-            self.shared_steps = SharedScalarSteps(shards.recipes, shards)
-            self.shared_steps.chains.write_shared(self.param_groups)
+        self._write_shared()
         self.complete()
-
-    @property
-    def shards(self) -> list[LocalShard]:
-        """Return the shards of the groups, group by group."""
-        return [self.owned.by_tensor[id(one)] for one in self.params]
-
-    @property
-    def params(self) -> list[Tensor]:
-        """Return the tensors of the shards, group by group."""
-        return params_of_groups(self.param_groups)
 
     @property
     def measured_stages(self) -> int:
         """Number of totals over the gradients of all ranks that a step needs."""
-        if self.shared_steps is not None:
-            return len(self.shared_steps.totals)
-        return sum(map(is_measured, self.owned.recipe.optimizer.stages))
+        return sum(map(needs_total, self.owned.recipe.optimizer.stages))
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The shared scalars, by the name of their stage."""
+        if self.chains is None:
+            return {}
+        return shared_by_name(self.chains.optimizer.links, self.chains.shared)
+
+    def find_changing(self, trained: Collection[str]) -> Collection[str]:
+        """Return the parameters that a step may change, from those that are trained now.
+
+        The result is the same on all ranks. With gates, it has parameters that were trained before,
+        because a gate may have kept their gradients.
+        """
+        if not has_gates(self.owned.recipe.optimizer.links):
+            return trained
+        self._trained.update(trained)
+        return {*self._trained}
+
+    def mark_trained(self, paths: Iterable[str]) -> None:
+        """Record parameters that have a state in a loaded checkpoint."""
+        self._trained.update(paths)
 
     def complete(self) -> None:
         """Create the state of shards that have become trainable."""
@@ -95,6 +90,7 @@ class ShardSteps:
         self.param_groups += groups
         self._every = None
         self.complete()
+        self._write_shared()
 
     def update_views(self) -> None:
         """Update shards after parameters got other memory, and delete all plans."""
@@ -108,35 +104,10 @@ class ShardSteps:
         if self.owned.has_cuts:
             shards = map(self.owned.by_tensor.__getitem__, map(id, tensors))
             for place, one in enumerate(shards):
-                if not one.whole:
-                    found[place] = one.own_gradient()
+                grad = one.param.grad
+                if grad is not None and not one.whole:
+                    found[place] = one.gradient_from(grad)
         return found
-
-    def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
-        """Run a step; ``.grad`` is neither read nor written.
-
-        Raises:
-            TypeError, ValueError: a gradient or an option that does not fit, a total that is
-                missing. Nothing has changed.
-        """
-        self.step_every(self._check_gradients(gradients), measured)
-
-    def measure(
-        self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
-    ) -> Tensor:
-        """Return each parameter's addend to the next total, in float64, at its first shard.
-
-        The result has a row for each shard, if a stage needs several totals.
-        """
-        by_path, numbers = self.addends(self._check_gradients(gradients), measured)
-        places: dict[str, int] = {}
-        for place, one in enumerate(self.shards):
-            places.setdefault(one.path, place)
-        count = len(self.params)
-        if not numbers:
-            return vector_at(by_path, places, count)
-        columns = [{path: row[k] for path, row in by_path.items()} for k in range(numbers)]
-        return torch.stack([vector_at(one, places, count) for one in columns], dim=1).cpu()
 
     def step_every(
         self,
@@ -152,42 +123,34 @@ class ShardSteps:
             shards: that have gradients; None for all shards.
 
         Raises:
-            TypeError, ValueError: as for :meth:`step`. Nothing has changed.
+            TypeError, ValueError: a gradient or an option that does not fit, a total that is
+                missing. Nothing has changed.
         """
         with self._lock:
-            if self.shared_steps is not None:
-                self.complete()
-                self.shared_steps.step(self.param_groups, gradients, measured)
-                self.shared_steps.chains.write_shared(self.param_groups)
-                return
-            check_measured(self.owned.recipe.optimizer.stages, measured)
-            if len(measured) < self.measured_stages:
+            if len(measured) != self.measured_stages:
                 raise ValueError(
                     f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
                     f"{len(measured)}; make them with measure() and total()"
                 )
+            check_measured(self.owned.recipe.optimizer.stages, measured)
             self.complete()
             plans = self._plans_of(shards)
             for call in plans.prepare(self.param_groups, gradients, measured):
-                call()
+                defer_interrupts(call)
+            self._write_shared()
 
-    def step_some(self, asked: Sequence[ShardStep], measured: Sequence[Tensor]) -> None:
-        """Step some shards by given gradients, and track which shards an iteration has stepped.
+    def step_some(
+        self, shards: tuple[LocalShard, ...], gradients: Gradients, measured: Sequence[Tensor]
+    ) -> None:
+        """Step some shards, and track which shards an iteration has stepped.
 
         With shared scalars, this is a step of all shards; the other shards have no gradient.
         Raise RuntimeError for a shard that was stepped before in this iteration.
         """
-        shards = tuple([one.shard for one in asked])
         with self._lock:
             self.tracker.check(shards)
-            self.step_every(_by_tensor(asked), measured, shards)
+            self.step_every(gradients, measured, shards)
             self.tracker.mark_stepped(shards)
-
-    def addends_of(
-        self, asked: Sequence[ShardStep], measured: Sequence[Tensor]
-    ) -> tuple[dict[str, Tensor], int]:
-        """Return the addends of some shards to the next total, as :meth:`addends` does."""
-        return self.addends(_by_tensor(asked), measured, tuple([one.shard for one in asked]))
 
     def addends(
         self,
@@ -201,25 +164,13 @@ class ShardSteps:
         """
         with self._lock, torch.no_grad():
             self.complete()
-            if self.shared_steps is not None:
-                return self.shared_steps.addends(self.param_groups, gradients, measured)
             if not self.measured_stages:
                 raise ValueError("this chain needs no total over all gradients: step without it")
-            check_measured(self.owned.recipe.optimizer.stages, measured, asked=1)
-            return self._plans_of(shards).addends(self.param_groups, gradients, measured), 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return options and state of the shards, in torch's form."""
-        self.complete()
-        numbers = {id(one): number for number, one in enumerate(self.params)}
-        states = self.owned.states.items()
-        return {
-            "state": {numbers[id(tensor)]: entries for tensor, entries in states},
-            "param_groups": [
-                {**options_of(group), "params": [numbers[id(one)] for one in group["params"]]}
-                for group in self.param_groups
-            ],
-        }
+            stages = self.owned.recipe.optimizer.stages
+            check_measured(stages, measured, asked=1)
+            stage = [one for one in stages if needs_total(one)][len(measured)]
+            found = self._plans_of(shards).addends(self.param_groups, gradients, measured)
+            return found, 0 if stage.reduce is None else stage.totals
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load options and state of these shards. If this raises, nothing has changed."""
@@ -232,38 +183,39 @@ class ShardSteps:
             )
         with self._lock:
             self.complete()
-            owned.sync_states()
             groups = [
                 {**own, **copy_tensors(options_of(one))}
                 for own, one in zip(self.param_groups, saved, strict=True)
             ]
-            if self.shared_steps is not None:
-                self.shared_steps.chains.check_shared(groups)
+            if self.chains is not None:
+                self.chains.check_shared(groups)
             read = []
-            keys = [key for group in saved for key in group["params"]]
-            for one, key in zip(self.shards, keys, strict=True):
+            keys = params_of_groups(saved)
+            shards = [owned.by_tensor[id(one)] for one in params_of_groups(self.param_groups)]
+            for one, key in zip(shards, keys, strict=True):
                 chain, entries = owned.chain_of(one, groups), state.get(key) or {}
-                if entries or one.state is not None:
+                if entries or one.has_state:
                     read.append((one, one.read_entries(chain, entries)))
             for own, group in zip(self.param_groups, groups, strict=True):
                 own.update(options_of(group))
             owned.rebuild_states(self.param_groups, {one.path for one, _ in read})
             for one, found in read:
                 one.copy_state(owned.chain_of(one, self.param_groups), found)
-            if self.shared_steps is not None:
-                self.shared_steps.load_scalars(self.param_groups)
+            self.load_shared(self.param_groups)
 
-    def _check_gradients(self, gradients: Sequence[Tensor | None]) -> Gradients:
-        shards = self.shards
-        check_count(gradients, len(shards))
-        pairs = zip(shards, gradients, strict=True)
-        return _by_tensor(
-            [ShardStep(one, one.gradient_from(grad)) for one, grad in pairs if grad is not None]
-        )
+    def load_shared(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Load shared scalars, if there are any, from groups, after checking that all are equal."""
+        if self.chains is not None:
+            self.chains.load_shared(groups)
+            self._every = None
+
+    def _write_shared(self) -> None:
+        if self.chains is not None:
+            self.chains.write_shared(self.param_groups)
 
     def _plans_of(self, shards: tuple[LocalShard, ...] | None) -> ShardPlans:
-        """Return the plans of some shards; None for all shards."""
-        if shards is not None:
+        """Return the plans of some shards, or of all shards: for None, or with shared scalars."""
+        if shards is not None and self.chains is None:
             found = self._plans.get(shards)
             if found is None:
                 if len(self._plans) >= PLANS:
@@ -278,13 +230,3 @@ class ShardSteps:
             self._every = ShardPlans(self.owned, list(every.values()))
             self._count = len(states)
         return self._every
-
-
-def _by_tensor(asked: Sequence[ShardStep]) -> Gradients:
-    """Return a function that returns the gradients of tensors."""
-    given = {id(one.shard.tensor): one.grad for one in asked}
-
-    def found(tensors: list[Tensor]) -> list[Tensor | None]:
-        return [given.get(id(one)) for one in tensors]
-
-    return found

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.stage import block_size_of
-from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import starts_in_first_step
 from functional_optim.frontends.recipe import GroupChain, StateDictForm
 from functional_optim.frontends.torch_checkpoint import torch_step
@@ -15,19 +14,16 @@ from functional_optim.storage.conversion import (
     FieldTensors,
     PlainForm,
     decode_entries,
-    encode_entries,
     find_extras,
     find_field_tensors,
     plain_form,
 )
 from functional_optim.storage.param_storage import value_of
 from functional_optim.storage.state_storage import BLOCK
+from sharding.transport import Range
 from sharding.zero.local_shard import FieldKind, LocalShard, field_kinds_of
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.params import Groups
-
-Span = tuple[int, int]
-"""Elements [start, stop) of a flattened tensor."""
 
 
 class StateLayout(NamedTuple):
@@ -39,12 +35,8 @@ class StateLayout(NamedTuple):
     """The kind of each plain field; empty if the chain needs whole parameters."""
     block_size: int
     """Number of elements for which a field of the kind "block" has one entry."""
-
-    def starts_late(self, param: Tensor) -> bool:
-        """Return True if torch creates all state of this parameter in its first step."""
-        plain = self.plain
-        like = param.detach().new_empty(0, dtype=torch.float32) if plain.stored else param
-        return starts_in_first_step(plain.stages, plain.hypers, like)
+    starts_late: bool
+    """True if torch creates all state of this parameter in its first step."""
 
 
 class StateLayouts:
@@ -63,7 +55,7 @@ class StateLayouts:
         """Return the layout of the state of a parameter of a group, whichever rank owns it."""
         kind = (number, param.shape, param.dtype, param.device)
         if kind not in self._known:
-            chain = self._shards.chain_for(number, self._groups[number], param.device.type)
+            chain = self._shards.chains.of(number, self._groups[number], param.device.type)
             self._known[kind] = _layout(chain, param)
         return self._known[kind]
 
@@ -82,12 +74,13 @@ def _layout(chain: GroupChain, key: Tensor) -> StateLayout:
     form = plain_form(chain.stages, chain.hypers, key.shape, key.dtype)
     like = key.detach().new_empty(0, dtype=torch.float32) if form.stored else key
     kinds = field_kinds_of(chain._replace(stages=form.stages, hypers=form.hypers), like)
-    return StateLayout(chain, form, kinds, block_size_of(form.stages))
+    late = starts_in_first_step(form.stages, form.hypers, like)
+    return StateLayout(chain, form, kinds, block_size_of(form.stages), late)
 
 
 def spans_of(
     layout: StateLayout, names: Sequence[str], numel: int, start: int, stop: int
-) -> dict[str, Span]:
+) -> dict[str, Range]:
     """Return the spans of saved tensors that elements [start, stop) of a parameter need.
 
     Tensors that were stored in blocks are needed in whole blocks. A tensor without a span belongs
@@ -104,7 +97,7 @@ def spans_of(
     return found
 
 
-def _element_spans(parts: FieldTensors, numel: int, start: int, stop: int) -> dict[str, Span]:
+def _element_spans(parts: FieldTensors, numel: int, start: int, stop: int) -> dict[str, Range]:
     if parts.scale is None:
         return {parts.values: (start, stop)}
     first, last = start // BLOCK, -(-stop // BLOCK)
@@ -114,7 +107,7 @@ def _element_spans(parts: FieldTensors, numel: int, start: int, stop: int) -> di
 def decode_range(
     layout: StateLayout,
     entries: Mapping[str, Any],
-    spans: Mapping[str, Span],
+    spans: Mapping[str, Range],
     start: int,
     stop: int,
 ) -> dict[str, Any]:
@@ -126,18 +119,6 @@ def decode_range(
             begin = spans[values][0]
             found[field] = found[field].reshape(-1)[start - begin : stop - begin]
     return found
-
-
-def encode_state(
-    layout: StateLayout,
-    param: Tensor,
-    entries: Mapping[str, Any],
-    path: str,
-    group_step: Any = None,
-) -> LeafState:
-    """Return the state that a chain keeps, encoded from plain entries."""
-    chain = layout.chain
-    return encode_entries(chain.stages, chain.hypers, param, entries, path, group_step=group_step)
 
 
 def needs_extra_digits(names: Sequence[str], layout: StateLayout, param: Tensor) -> bool:
@@ -169,7 +150,7 @@ def to_class_entries(
         entries: plain entries, with "step".
         schema: of the class.
         fields: names of the entries that are state, not extra digits of the parameter.
-        starts_late: as :meth:`StateLayout.starts_late` returns.
+        starts_late: True if torch creates all state of this parameter in its first step.
     """
     begins = int(entries["step"]) == 0
     if begins and not schema.eager:
