@@ -130,7 +130,7 @@ class KernelExecutor(ReferenceExecutor):
         param = tensors[0]
         if block_size_of(stages) > 1 or (param.is_cpu and is_large(param)):
             return False
-        return len({(one.shape, one.stride()) for one in tensors}) == 1
+        return len({one.shape for one in tensors}) == 1
 
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
         kernel = self._table_kernel
