@@ -152,12 +152,8 @@ class KernelExecutor(ReferenceExecutor):
                 run = kernel.bind_lists(stages, like, columns)
                 if not isinstance(run, str):
                     return partial(run, totals)
-        rows, calls = list(zip(*columns, strict=True)), []
-        if not self.strict and any(one.is_for(like) for one in self._list_kernels):
-            self.validate(stages, like, totals)
-            leaves = [with_tensors(like, row)._replace(entries=None) for row in rows]
-            return partial(super().update_, stages, leaves, totals)
-        for row in rows:
+        calls = []
+        for row in zip(*columns, strict=True):
             chunk = as_chunk(with_tensors(like, row))
             assert chunk is not None, "listed leaves are dense"
             calls.append(self.bind_chunk(stages, chunk._replace(entries=None), totals))

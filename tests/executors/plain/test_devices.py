@@ -71,7 +71,15 @@ def test_the_executor_is_that_of_the_devices_when_no_gradient_has_come_yet() -> 
     optimizer = adamw(lr=0.1)
     leaf = _on_cuda(optimizer)
     param, state = leaf.param, LeafState(torch.zeros(()), leaf.states)
-    items = [StepLeaf(0, param, state, LeafChain((0,), optimizer.stages, ()), "x")]
+    items = [
+        StepLeaf(
+            0,
+            param,
+            state,
+            LeafChain(tuple(range(len(optimizer.stages))), optimizer.stages, ()),
+            "x",
+        )
+    ]
     for grad in (None, param):
         leaves = StepLeaves.of(optimizer.links, items, [grad], shares=False)
         assert leaves.executor(optimizer) is EXECUTORS["auto"]
