@@ -10,7 +10,7 @@ from functional_optim.plan.decision import Decision
 from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.list_layout import StepLayout
 from functional_optim.plan.points import End, Outline, StageRun
-from functional_optim.plan.step_counts import CountClasses, Numbers, makes_first_step
+from functional_optim.plan.step_counts import CountClasses, Numbers, makes_first_run
 from functional_optim.plan.step_plan import BoundStep, StepPlan
 
 ENDS = 64
@@ -123,8 +123,9 @@ def bind_runs(
     runs = []
     for one, run in zip(plans, decided.end.runs, strict=True):
         numbers = now.numbers(one.counted)
-        if numbers is None or (run.is_step and not may_begin and makes_first_step(numbers)):
-            return None  # before a first step, state may have to be created again
+        gate = None if run.is_step else run.gates[-1][0]
+        if numbers is None or (not may_begin and makes_first_run(numbers, gate)):
+            return None  # before stages first run, their state may have to be created again
         bound = one.prepare(run, decided, tensors, numbers)
         if bound is None:
             return None
