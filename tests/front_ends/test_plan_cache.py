@@ -82,25 +82,43 @@ def test_layers_that_are_dropped_in_turn_are_planned_once(
     assert counts[-1] == counts[4 * LAYERS - 1]
 
 
-@pytest.mark.parametrize("name", ["plain", "gate"])
-def test_only_the_plans_that_were_not_used_for_longest_are_dropped(
-    name: str, built: list[StepPlan]
-) -> None:
-    """Of plans for three sets of missing gradients, a fourth set drops the least recently used."""
+def planned_steps(name: str, sets: list[set[int]], built: list[StepPlan]) -> list[bool]:
+    """Return for each step if it builds plans. Plans of three sets of missing gradients are kept.
+
+    Args:
+        sets: for each step, the layers without a gradient, all below 5.
+    """
     params = [torch.nn.Parameter(normal(3, seed=k)) for k in range(LAYERS)]
     optimizer = TorchOptimizer(params, OPTIMIZERS[name]())
     optimizer._steps._masks = 3
     for param in params:
         param.grad = torch.zeros_like(param)
     optimizer.step()
-    for k, param in enumerate(params[:4]):  # so that no missing step makes two counts equal
+    for k, param in enumerate(params[:5]):  # so that no missing step makes two counts equal
         optimizer.state[param]["step"].add_(1000 * (k + 1))
-    built.clear()
-    planned = ""
-    for step, key in enumerate("abcabcadacdb"):
+    found = []
+    for step, missing in enumerate(sets):
         before = len(built)
         for k, param in enumerate(params):
-            param.grad = None if k == "abcd".index(key) else normal(3, seed=step)
+            param.grad = None if k in missing else normal(3, seed=step)
         optimizer.step()
-        planned += key if len(built) > before else "-"
-    assert planned == "abc----d---b"
+        found.append(len(built) > before)
+    return found
+
+
+@pytest.mark.parametrize("name", ["plain", "gate"])
+def test_only_the_plans_that_were_not_used_for_longest_are_dropped(
+    name: str, built: list[StepPlan]
+) -> None:
+    """A fourth set of missing gradients drops the plans of the least recently used set."""
+    sets = [{"abcd".index(key)} for key in "abcabcadacdb"]
+    planned = planned_steps(name, sets, built)
+    assert "".join("-+"[one] for one in planned) == "+++----+---+"
+
+
+@pytest.mark.parametrize("name", ["plain", "gate"])
+def test_dropped_plans_make_room(name: str, built: list[StepPlan]) -> None:
+    """A run of each of 25 sets is planned, and 24 runs fit: dropped sets have made room."""
+    subsets = [{k for k in range(5) if number >> k & 1} for number in range(1, 26)]
+    planned = planned_steps(name, [*subsets, *subsets[-3:]], built)
+    assert planned == [True] * 25 + [False] * 3
