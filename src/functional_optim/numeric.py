@@ -109,6 +109,17 @@ def select(x: Tensor, mask: Tensor, value: float) -> Tensor:
     return x.masked_fill(mask, value)
 
 
+def mask_like(x: Tensor, condition: float) -> Tensor:
+    """Return a bool mask like ``x``: True everywhere, or False everywhere if ``condition`` is 0.
+
+    With :func:`torch.where`, the same program serves steps with and without an update. A product
+    with a coefficient that is 0 would turn an infinity into NaN.
+    """
+    if isinstance(condition, Tensor):
+        return torch.zeros_like(x, dtype=torch.bool) | (condition != 0)
+    return torch.full_like(x, condition, dtype=torch.bool)
+
+
 def fill_like(x: Tensor, value: Any) -> Tensor:
     """Return a tensor like ``x`` (shape, dtype, device and strides), filled with ``value``.
 

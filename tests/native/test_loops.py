@@ -89,6 +89,18 @@ def test_who_requires_grad_does_not_matter() -> None:
         assert loops().hold(there, views(flat()), False)
 
 
+def test_a_result_of_autograd_is_seen_among_tensors_that_must_be_leaves() -> None:
+    for place, leaves in itertools.product(range(3), range(4)):
+        ours = [torch.zeros(2), torch.zeros(3), torch.zeros(4)]
+        there = loops().remember(ours, leaves)
+        assert loops().hold(there, ours, True)
+        ours[place].mul_(torch.ones_like(ours[place], requires_grad=True))
+        with case(place=place, leaves=leaves):
+            assert loops().hold(there, ours, True) == (place >= leaves)
+            ours[place].detach_()
+            assert loops().hold(there, ours, True)
+
+
 def test_tensors_that_torch_func_or_fake_mode_wraps_are_not_taken() -> None:
     ours = views(flat())
     there = loops().remember(ours)
@@ -215,6 +227,7 @@ def test_wrong_arguments_are_errors() -> None:
     there = loops().remember([])
     calls: list[Callable[[], Any]] = [
         lambda: loops().remember(()),  # type: ignore[arg-type]
+        lambda: loops().remember([], ""),  # type: ignore[arg-type]
         lambda: loops().hold(there, (), True),  # type: ignore[arg-type]
         lambda: loops().bump(()),  # type: ignore[arg-type]
         lambda: loops().bump([1]),

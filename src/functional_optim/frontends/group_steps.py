@@ -29,6 +29,7 @@ from functional_optim.plan.leaf_by_leaf import BetweenRuns
 from functional_optim.plan.planned_runs import PreparedStep
 from functional_optim.plan.planned_steps import MASKS, PlannedSteps
 from functional_optim.plan.points import does_wait
+from functional_optim.plan.step_counts import waits_for_first_step
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
 FORMS = 4
@@ -223,6 +224,8 @@ class GroupSteps:
             is_checked = asks_all or grad is not None  # the state of other parameters is ignored
             if is_checked:
                 state = now.state_of(group, param, name, begins=grad is not None)
+                if grad is None and waits_for_first_step(state):
+                    state = now.state_of(group, param, name, begins=True)
             leaf = StepLeaf(len(leaves), param, state, chain, name)
             if is_checked:
                 check_param(param, name)

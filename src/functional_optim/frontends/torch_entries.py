@@ -54,7 +54,8 @@ def leaf_state(
         stages, hypers: of the chain of the parameter.
         states: torch's dicts of state, which are written to.
         name: of the parameter, for errors.
-        begins: True if the parameter has a gradient, so that this may be its first step.
+        begins: True if this may be the first step of the parameter: it has a gradient, or a gate
+            keeps an earlier gradient.
         init_hypers: the hyper-parameters for which the state was created, if they may differ from
             ``hypers``.
     """

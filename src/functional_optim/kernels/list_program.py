@@ -1,7 +1,8 @@
 """List programs: the graph of a chain as straight-line Python over lists of tensors.
 
 An operation becomes one call of a foreach function if a trial gives equal bits. The call is in
-place if no later operation reads its first operand. All other operations are comprehensions.
+place if no later operation reads its first operand. ``where`` with a mask that a scalar fills
+copies one of two lists. All other operations are comprehensions.
 """
 
 import builtins
@@ -75,6 +76,15 @@ class _Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class _Selection(NamedTuple):
+    """``torch.where(torch.full_like(x, condition), yes, no)``: one of two lists."""
+
+    mask: fx.Node
+    condition: fx.Node
+    yes: fx.Node
+    no: fx.Node
+
+
 def list_program(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> ListProgram:
     """Return the program of a pointwise graph.
 
@@ -115,18 +125,28 @@ class _Writer:
         self.order = {node: place for place, node in enumerate(self.nodes)}
         self.last = last_uses(trace, root)
         self.calls = {node: self._foreach_call(node) for node in self.nodes}
+        self.selections = {
+            node: found for node in self.nodes if (found := self._selection(node)) is not None
+        }
         self.home: dict[fx.Node, fx.Node] = {}
         """For each value that is computed in the tensors of leaves, their placeholder."""
 
     def write(self) -> ListProgram:
         for node, place in self.trace.results:
             self._compute_in_place(node, self.trace.chunk[place])
-        lines = [self._line(node) for node in self.nodes]
+        masks = {found.mask for found in self.selections.values()}
+        unused = {mask for mask in masks if all(one in self.selections for one in mask.users)}
+        lines = [self._line(node) for node in self.nodes if node not in unused]
         lines += self._copies()
         heads = [node.name for node in (*self.trace.chunk, *self.trace.scalar_args)]
         body = "".join(f"    {line}\n" for line in lines) or "    pass\n"
         step = self.namespace.function(f"def step({', '.join(heads)}):\n{body}", "step")
-        alone = (node for node in self.nodes if self.calls[node] is None and self._is_list(node))
+        listed = (*self.selections, *unused)
+        alone = (
+            node
+            for node in self.nodes
+            if self.calls[node] is None and self._is_list(node) and node not in listed
+        )
         return ListProgram(
             step, tuple(str(getattr(one.target, "__name__", one.target)) for one in alone)
         )
@@ -213,6 +233,24 @@ class _Writer:
             return False
         return True
 
+    def _selection(self, node: fx.Node) -> _Selection | None:
+        """Return a ``where`` as the selection of one of two lists; None if it is another call."""
+        if node.target is not torch.where or len(node.args) != 3:
+            return None
+        mask, yes, no = node.args
+        if not (isinstance(mask, fx.Node) and mask.target is torch.full_like):
+            return None
+        condition = mask.args[1] if len(mask.args) == 2 else None
+        if not isinstance(condition, fx.Node) or not isinstance(self.values[condition], float):
+            return None
+        if not all(map(self._is_list, (node, mask, yes, no))):
+            return None
+        assert isinstance(yes, fx.Node), "it is a list"
+        assert isinstance(no, fx.Node), "it is a list"
+        kinds = {self.values[one].dtype for one in (node, yes, no)}
+        is_bool = self.values[mask].dtype == torch.bool
+        return _Selection(mask, condition, yes, no) if is_bool and len(kinds) == 1 else None
+
     # --------------------------------------------------------------------------------- statements
 
     def _compute_in_place(self, result: fx.Node, chunk: fx.Node) -> None:
@@ -242,6 +280,10 @@ class _Writer:
 
     def _line(self, node: fx.Node) -> str:
         call = self.calls[node]
+        if node in self.selections:
+            _, condition, yes, no = self.selections[node]
+            clone = self.namespace.name(foreach_clone, "clone")
+            return f"{node.name} = {clone}({yes.name} if {condition.name} else {no.name})"
         if call is None:
             return f"{node.name} = {self._comprehension(node)}"
         texts = [self._text(one) for one in call.args]

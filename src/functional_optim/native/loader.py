@@ -26,8 +26,12 @@ SWITCH = "FUNCTIONAL_OPTIM_LOOPS"
 class Loops(Protocol):
     """Functions of ``loops.cpp``."""
 
-    def remember(self, tensors: list[Any], /) -> Any | None:
-        """Record the layouts and addresses of tensors; None if one is not plain and strided."""
+    def remember(self, tensors: list[Any], leaves: int = ..., /) -> Any | None:
+        """Record the layouts and addresses of tensors; None if one is not plain and strided.
+
+        Args:
+            leaves: number of first tensors that must be leaves of autograd for ``hold``.
+        """
 
     def hold(self, places: Any, tensors: list[Any], where: bool, /) -> bool:
         """Return True if tensors have the recorded layouts, and addresses if ``where`` is True."""

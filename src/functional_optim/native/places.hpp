@@ -35,6 +35,7 @@ struct Places {
   std::vector<Trait> traits;
   std::vector<int64_t> dims;
   bool dense = true;  // all tensors are dense in memory that has addresses
+  Py_ssize_t leaves = 0;  // number of first tensors that must be leaves of autograd
   // For a layout (see trees.hpp), for each tensor:
   std::vector<char> written;      // nonzero if a step writes to the tensor
   std::vector<Py_ssize_t> slots;  // position of its pointer in the table, or -1
@@ -72,8 +73,15 @@ const at::TensorImpl* plain(PyObject* object) {
                                         : nullptr;
 }
 
+// Return true if a tensor is a leaf of autograd: it has no grad_fn.
+bool is_leaf(PyObject* object) {
+  const at::Tensor& one = THPVariable_Unpack(object);
+  return one.unsafeGetTensorImpl()->autograd_meta() == nullptr || one.is_leaf();
+}
+
 // Prefetch the next objects: cache misses take most of the time.
-void fetch_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count, bool versions = false) {
+void fetch_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count, bool versions = false,
+                 bool leaves = false) {
   if (i + 2 * kAhead < count) {
     __builtin_prefetch(PyList_GET_ITEM(list, i + 2 * kAhead));
   }
@@ -91,6 +99,9 @@ void fetch_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count, bool versions =
     const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i + kAhead / 2));
     if (impl != nullptr && impl->has_storage()) {
       __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
+    }
+    if (impl != nullptr && leaves && impl->autograd_meta() != nullptr) {
+      __builtin_prefetch(impl->autograd_meta());
     }
     if (impl != nullptr && versions) {
       // The object has a pointer to the counter, and nothing else.

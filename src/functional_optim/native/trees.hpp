@@ -37,9 +37,7 @@ bool walk_into(PyObject* one, PyObject* tensors, PyObject* form) {
 
 // Return true if a step may write to a tensor: it has no grad_fn, and it has a version counter.
 bool is_writable(PyObject* object) {
-  const at::Tensor& one = THPVariable_Unpack(object);
-  return !one.is_inference() &&
-      (one.unsafeGetTensorImpl()->autograd_meta() == nullptr || one.is_leaf());
+  return !THPVariable_Unpack(object).is_inference() && is_leaf(object);
 }
 
 // Return true if no written tensor shares memory with any other tensor. Only tensors that moved since

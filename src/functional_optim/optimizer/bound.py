@@ -2,17 +2,14 @@
 
 import time
 from collections.abc import Sequence
+from itertools import compress
 from operator import is_
 from typing import Any, NoReturn
 
 from torch import Tensor
 
 from functional_optim.core.chain import Chain, require_one_dense_chain, with_hyper
-from functional_optim.core.checks import (
-    check_leaf_state,
-    check_measured,
-    check_writable,
-)
+from functional_optim.core.checks import check_leaf_state, check_measured, check_writable
 from functional_optim.core.dynamo import disable_compile_of_class
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.hyper import copy_tensors
@@ -145,7 +142,7 @@ class BoundOptimizer:
         written = [one for buffer in self._buffers for one in buffer.written]
         self._guarded = [*self._layout.params, *written, *self._layout.gradient_buffers()]
         """Parameters and buffers, which must stay at their addresses."""
-        self._guard = MemoryGuard(self._guarded)
+        self._guard = MemoryGuard(self._guarded, leaves=len(self._layout.params))
         self._state_guard: StateGuard | None = None
         """Checks the state if the caller has got it: only then can its tensors have moved."""
 
@@ -271,8 +268,8 @@ class BoundOptimizer:
 
         Raises:
             TypeError: an unknown hyper-parameter, or a gradient that is no tensor.
-            ValueError: another tree, a gradient of another shape, dtype or device, or a value out
-                of bounds.
+            ValueError: another tree, a gradient of another shape, dtype or device, a value out of
+                bounds, or a parameter that has become the result of an operation.
             RuntimeError: a parameter, a buffer or a tensor of the state was moved or resized, or
                 has other memory; a sparse gradient that the chain cannot take; a CUDA graph is
                 being captured.
@@ -291,8 +288,8 @@ class BoundOptimizer:
             chains = self._of_groups(every)
         given = None if self._are_own(grads) else self._grad_list(grads)
         if not self._guard.hold(self._guarded):
-            self._check_memory()
-            self._guard = MemoryGuard(self._guarded)
+            self._check_memory(given)
+            self._guard = MemoryGuard(self._guarded, leaves=len(self._layout.params))
         self._step(optimizer, chains, given, measured)
 
     def _step(
@@ -325,9 +322,11 @@ class BoundOptimizer:
         if step is not None:
             leaves.steps.run(step, ())
 
-    def _check_memory(self) -> None:
-        """Raise RuntimeError if a parameter or a buffer has moved."""
+    def _check_memory(self, grads: list[Tensor | None] | None) -> None:
+        """Raise an error if memory has moved, or a parameter with a gradient is no leaf."""
         self._layout.check()
+        stepped = [True] * len(self._params) if grads is None else [g is not None for g in grads]
+        check_writable(dict(compress(zip(self._names, self._params, strict=True), stepped)))
         for buffer in self._buffers:
             buffer.check()
 

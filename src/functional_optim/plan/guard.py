@@ -20,6 +20,7 @@ from functional_optim.native import LOOPS
 DTYPE = attrgetter("dtype")
 SHAPE = attrgetter("shape")
 DEVICE = attrgetter("device")
+IS_LEAF = attrgetter("is_leaf")
 _GRAD = attrgetter("grad")
 
 
@@ -37,9 +38,14 @@ def kinds_of(tensors: Sequence[Tensor]) -> Kinds:
 
 
 class NativeGuard:
-    """Record of tensors in the native loops."""
+    """Record of tensors in the native loops.
 
-    def __init__(self) -> None:
+    Args:
+        leaves: number of first tensors that must be leaves of autograd.
+    """
+
+    def __init__(self, leaves: int = 0) -> None:
+        self._leaves = leaves
         self.known: Callable[[list[Tensor], bool], bool] | None = None
         """Check of layouts (and of addresses, if the flag is True); None before ``learn``."""
 
@@ -51,7 +57,7 @@ class NativeGuard:
     def learn(self, tensors: Sequence[Tensor]) -> None:
         """Record the layouts and addresses of tensors."""
         loops = LOOPS.get(len(tensors))
-        places = None if loops is None else loops.remember(list_of(tensors))
+        places = None if loops is None else loops.remember(list_of(tensors), self._leaves)
         self.known = None if loops is None or places is None else partial(loops.hold, places)
 
 
@@ -158,13 +164,14 @@ class MemoryGuard:
 
     Args:
         views: of memory that the caller keeps alive, so that no other tensor can get it.
+        leaves: number of first tensors that must be leaves of autograd.
     """
 
-    def __init__(self, views: Sequence[Tensor]) -> None:
+    def __init__(self, views: Sequence[Tensor], *, leaves: int = 0) -> None:
         self.alike = LayoutGuard(views)
         """Guard of the layouts of the views, at any address."""
-        self._starts = list(map(Tensor.data_ptr, views))
-        self._native = NativeGuard()
+        self._starts, self._leaves = list(map(Tensor.data_ptr, views)), leaves
+        self._native = NativeGuard(leaves)
 
     def hold(self, tensors: Sequence[Tensor]) -> bool:
         """Return True if each tensor is the same memory, shape, strides and dtype as its view.
@@ -181,7 +188,7 @@ class MemoryGuard:
         with DisableTorchFunction():
             try:
                 there = all(map(eq, map(Tensor.data_ptr, tensors), self._starts))
-                held = there and self.alike(tensors)
+                held = there and all(map(IS_LEAF, tensors[: self._leaves])) and self.alike(tensors)
             except RuntimeError:  # a sparse tensor, or a tensor without memory
                 return False
         if held and LOOPS.loaded is not None:

@@ -14,7 +14,7 @@ from functional_optim.plan.guard import mask_of
 from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_positions import LeafPositions, rows_of
 from functional_optim.plan.list_layout import StepLayout
-from functional_optim.plan.planned_runs import PreparedStep, copy_where
+from functional_optim.plan.planned_runs import USES, PreparedStep, copy_where, drop_least_used
 from functional_optim.plan.points import Outline, StageRun
 from functional_optim.plan.step_leaves import StepLeaves
 from functional_optim.plan.step_plan import StepPlan
@@ -47,6 +47,8 @@ class PlainMask:
         """True if a parameter is on a CUDA device: a step must not be captured there."""
         self.failed = 0
         """Number of plans that did not take the tensors of the step that they were built for."""
+        self.used = next(USES)
+        """Time of the last use."""
 
     def prepare(
         self,
@@ -66,6 +68,7 @@ class PlainMask:
             in_place: False to step copies.
             begins: as for :meth:`StepPlan.prepare`.
         """
+        self.used = next(USES)
         if not in_place:
             tensors = copy_where(tensors, self.written)
         every, runs = [*tensors, *grads], []
@@ -159,7 +162,7 @@ class PlainSteps:
             else:
                 known.failed += 1
         if mask not in self.masks and len(self.masks) >= self._most:
-            self.masks = {}
+            self.masks = drop_least_used(self.masks, mask)
         self.masks[mask] = known
 
     def _rows(

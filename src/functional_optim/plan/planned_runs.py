@@ -1,21 +1,41 @@
-"""Planned runs of steps that need a Decision, and the counts that they read."""
+"""Planned runs of steps that need a Decision, the counts that they read, and their cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import compress, count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from functional_optim._torch import foreach_clone
 from functional_optim.plan.decision import Decision
 from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.list_layout import StepLayout
-from functional_optim.plan.points import End, Outline, StageRun
-from functional_optim.plan.step_counts import CountClasses, Numbers, makes_first_step
+from functional_optim.plan.points import End, LeafPart, Outline, StageRun
+from functional_optim.plan.step_counts import CountClasses, Numbers, makes_first_run
 from functional_optim.plan.step_plan import BoundStep, StepPlan
 
 ENDS = 64
 """Number of Ends, for each set of missing gradients, whose plans are kept: late leaves may differ
 in each step."""
+
+USES = count(1)
+"""Clock of the uses of plans, by which the least recently used plans are found."""
+
+
+class _Used(Protocol):
+    used: int
+
+
+M = TypeVar("M", bound=_Used)
+
+
+def drop_least_used(masks: Mapping[bytes | None, M], but: bytes | None) -> dict[bytes | None, M]:
+    """Return plans by missing gradients, without those that have not been used for longest.
+
+    Args:
+        but: the missing gradients whose plans are not dropped.
+    """
+    least = min((one for one in masks if one != but), key=lambda one: masks[one].used)
+    return {mask: one for mask, one in masks.items() if mask != least}
 
 
 class PreparedStep(NamedTuple):
@@ -123,8 +143,9 @@ def bind_runs(
     runs = []
     for one, run in zip(plans, decided.end.runs, strict=True):
         numbers = now.numbers(one.counted)
-        if numbers is None or (run.is_step and not may_begin and makes_first_step(numbers)):
-            return None  # before a first step, state may have to be created again
+        gate = None if run.is_step else run.gates[-1][0]
+        if numbers is None or (not may_begin and makes_first_run(numbers, gate)):
+            return None  # before stages first run, their state may have to be created again
         bound = one.prepare(run, decided, tensors, numbers)
         if bound is None:
             return None
@@ -152,6 +173,12 @@ class Mask:
         """The count classes of the leaves with gradients."""
         self.ends: dict[tuple[End, tuple[str, ...]], list[list[PlannedRun]]] = {}
         """The plans of all runs, by End and by the names of the inputs of leaves."""
+        self.runs: set[Any] = set()
+        """The keys of the plans of all runs, in the cache."""
+        self.members: set[tuple[int, ...]] = set()
+        """The leaves of all cohorts and runs, whose counts are in the cache."""
+        self.used = next(USES)
+        """Time of the last use."""
         self._copied: dict[End, tuple[list[bool], list[int]]] = {}
 
     def copied(
@@ -171,3 +198,52 @@ class Mask:
             kept = [k for k in range(len(rows)) if k not in own]
             found = self._copied[end] = [k in moved for k in range(count)], kept
         return found
+
+
+class RunCache:
+    """Plans of the steps of certain leaves that need a Decision.
+
+    Attributes:
+        masks: the known steps, by missing gradients.
+        runs: the plans of each run, the latest first.
+        counts: the count classes of leaves, the latest first.
+        addends: what leaves add to totals, for each part of the leaves.
+    """
+
+    def __init__(self) -> None:
+        self.masks: dict[bytes | None, Mask] = {}
+        self.runs: dict[Any, list[PlannedRun]] = {}
+        self.counts: dict[tuple[int, ...], list[Counts]] = {}
+        self.addends: dict[LeafPart, list[Any]] = {}
+
+    def make_room(self, mask: bytes | None, runs: int, masks: int, most: int) -> bool:
+        """Drop plans that have not been used for longest, until other plans fit.
+
+        Args:
+            mask: the missing gradients of the step that is to be planned.
+            runs: number of runs of this step.
+            masks: largest number of sets of missing gradients.
+            most: largest number of runs.
+
+        Returns:
+            False if the plans of this set of missing gradients alone are too many.
+        """
+        while True:
+            is_new = mask not in self.masks
+            too_many = len(self.runs) + runs > most
+            if not too_many and not (is_new and len(self.masks) >= masks):
+                return True
+            if len(self.masks) < (1 if is_new else 2):
+                return False
+            self._drop(mask)
+
+    def _drop(self, mask: bytes | None) -> None:
+        """Drop the least used plans, and everything that no other plan needs, except for a mask."""
+        self.masks = drop_least_used(self.masks, mask)
+        runs = {key for one in self.masks.values() for key in one.runs}
+        members = {own for one in self.masks.values() for own in one.members}
+        # New dicts: another thread may read the old ones.
+        self.runs = {key: one for key, one in self.runs.items() if key in runs}
+        self.counts = {own: one for own, one in self.counts.items() if own in members}
+        addends = list(self.addends.items())
+        self.addends = {part: one for part, one in addends if part.members in members}

@@ -30,10 +30,12 @@ from functional_optim.plan.list_layout import StepLayout
 from functional_optim.plan.plain_steps import COUNTS, PlainSteps
 from functional_optim.plan.planned_runs import (
     ENDS,
+    USES,
     Counts,
     Mask,
     PlannedRun,
     PreparedStep,
+    RunCache,
     StepNow,
     bind_runs,
     copy_where,
@@ -44,8 +46,9 @@ from functional_optim.plan.step_counts import CountClasses
 from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
 from functional_optim.plan.step_plan import StepPlan
 
-MASKS = 8
-"""Default number of sets of missing gradients for which plans are kept."""
+MASKS = 32
+"""Default number of sets of missing gradients for which plans are kept: as many as a model has
+layers that are dropped in turn, or experts. The plans of a set take about 1 kB for each leaf."""
 
 RUNS = 8
 """Number of runs, for each such set, for which plans are kept."""
@@ -87,16 +90,8 @@ class PlannedSteps:
         self._written = Written() if owns_shared else None
         self._planning = Lock()
         """Trees of one form share these plans, and several threads may step them."""
-        self._forget()
-
-    def _forget(self) -> None:
-        self._plain = PlainSteps(
-            self._executor, self._numbers, masks=self._most, may_begin=self._may_begin
-        )
-        self._masks: dict[bytes | None, Mask] = {}
-        self._runs: dict[Any, list[PlannedRun]] = {}
-        self._counts: dict[tuple[int, ...], list[Counts]] = {}
-        self._addends: dict[LeafPart, list[Addends]] = {}
+        self._plain = PlainSteps(executor, numbers, masks=masks, may_begin=may_begin)
+        self._cache = RunCache()
 
     def prepare(
         self,
@@ -197,8 +192,10 @@ class PlannedSteps:
         self, mask: bytes | None, tensors: list[Any], grads: list[Tensor | None], *, in_place: bool
     ) -> tuple[Mask | None, StepNow]:
         """Return the Mask of a step, or None if there is none, and the tensors of the step."""
-        known = self._masks.get(mask)
+        known = self._cache.masks.get(mask)
         now = StepNow([*tensors, *grads], may_begin=self._may_begin)
+        if known is not None:
+            known.used = next(USES)
         if known is None or not known.layout.holds(now.tensors, in_place=in_place):
             return None, now
         for counts in known.counts:
@@ -222,7 +219,7 @@ class PlannedSteps:
             names = decided.inputs.names
         every = known.ends.get((decided.end, names))
         if every is None:
-            found = [self._runs.get(_key(run, names)) for run in decided.end.runs]
+            found = [self._cache.runs.get(_key(run, names)) for run in decided.end.runs]
             every = [one for one in found if one is not None]
             if len(every) < len(found):
                 return None
@@ -279,7 +276,7 @@ class PlannedSteps:
             with self._planning, torch.no_grad():
                 self._plan_runs(tensors, leaves, decided, in_place=in_place)
         now = StepNow([*tensors, *leaves.grads], may_begin=True)
-        known = self._masks.get(mask_of(leaves.grads))
+        known = self._cache.masks.get(mask_of(leaves.grads))
         if known is not None and known.layout.holds(now.tensors, in_place=in_place):
             return self._bind(known, decided, tensors, now, in_place=in_place, may_begin=True)
         return None
@@ -294,24 +291,24 @@ class PlannedSteps:
             if rows is None or not is_simple([every[k] for row in rows for k in row.kept]):
                 return
             self.rows = rows
-        if len(self._runs) + len(runs) > RUNS * self._most:
-            self._forget()
         mask = mask_of(grads)
-        known = self._masks.get(mask)
+        known = self._cache.masks.get(mask)
         if known is None or not known.layout.holds(every, in_place=False):
             known = self._mask(leaves, every)
         if not known.layout.holds(every, in_place=in_place):
             return  # a step in place of tensors that share memory
-        if mask not in self._masks and len(self._masks) >= self._most:
-            self._forget()
-        now = StepNow([*tensors, *decided.grads], may_begin=True)
+        if not self._cache.make_room(mask, len(runs), self._most, RUNS * self._most):
+            self._cache, known = RunCache(), self._mask(leaves, every)
+        now, cache = StepNow([*tensors, *decided.grads], may_begin=True), self._cache
         with_gradients = [one.members for one in leaves.outline.cohorts if one.has_gradients]
         for members in with_gradients:
             self._count(members, now)
-        known.counts = [self._counts[members] for members in with_gradients]
-        self._masks[mask] = known
+        known.counts = [cache.counts[members] for members in with_gradients]
+        known.members.update(with_gradients, [run.part.members for run in runs])
+        cache.masks[mask] = known
         if decided.inputs is None or not decided.inputs.are_seldom:
             names = () if decided.inputs is None else decided.inputs.names
+            known.runs.update([_key(run, names) for run in runs])
             for run in runs:
                 self._plan(run, names, decided, now)
 
@@ -331,7 +328,7 @@ class PlannedSteps:
         if has_inputs and decided.inputs is not None:
             rows = rows_with_inputs(part.stages, rows, names, len(tensors))
             tensors = [*tensors, *decided.inputs.copies(part)]
-        plans = self._runs.setdefault(_key(run, names), [])
+        plans = self._cache.runs.setdefault(_key(run, names), [])
         before = [one for one in plans if one.counted is counted]
         if before and before[0].plan.is_for(tensors):
             return
@@ -357,7 +354,7 @@ class PlannedSteps:
 
     def _count(self, members: tuple[int, ...], now: StepNow) -> CountClasses:
         """Return the count classes of leaves, from the counts of this step."""
-        counts = self._counts.setdefault(members, [])
+        counts = self._cache.counts.setdefault(members, [])
         known = now.first(counts)
         if known is None:
             rows = [self.rows[k] for k in members]
@@ -373,16 +370,17 @@ class PlannedSteps:
         """Return the addends of each leaf of a part; None if each leaf must be reduced alone."""
         if decider.inputs:
             return None
-        addends = self._addends.get(part, [])
+        cache = self._cache
+        addends = cache.addends.get(part, [])
         found = now.first(addends)
         if found is None:
-            counts = now.first(self._counts.get(part.members, []))
+            counts = now.first(cache.counts.get(part.members, []))
             if counts is None:
                 return None
             found = Addends(part, self._rows_at(part), counts.counted, now.tensors)
-            if len(self._addends) >= ENDS:
-                self._addends.clear()
-            self._addends[part] = [found, *addends[: COUNTS - 1]]
+            if len(cache.addends) >= RUNS * self._most:
+                cache.addends.clear()
+            cache.addends[part] = [found, *addends[: COUNTS - 1]]
         numbers = now.numbers(found.counted)
         if numbers is None or not found.are_simple:
             return None

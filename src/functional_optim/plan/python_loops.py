@@ -14,9 +14,8 @@ from functional_optim._torch import DisableTorchFunction, foreach_add_
 from functional_optim.core.leaf import PLAIN
 from functional_optim.kernels.chunks import is_dense
 from functional_optim.native import LOOPS
-from functional_optim.plan.guard import DTYPE, LayoutGuard
+from functional_optim.plan.guard import DTYPE, IS_LEAF, LayoutGuard
 
-_IS_LEAF = attrgetter("is_leaf")
 _BYTES = attrgetter("nbytes")
 
 
@@ -113,7 +112,7 @@ class PythonLoops:
             return None
         with DisableTorchFunction():
             written = list(compress(tensors, layout.changed))
-            if not all(map(_IS_LEAF, written)) or any(map(Tensor.is_inference, written)):
+            if not all(map(IS_LEAF, written)) or any(map(Tensor.is_inference, written)):
                 return None
             try:
                 starts = list(map(Tensor.data_ptr, tensors))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import foreach_add_
+from functional_optim.core.state import LeafState
 from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.python_loops import loops_for
 from functional_optim.plan.step_leaves import GateNumbers
@@ -30,12 +31,23 @@ def is_step_count(value: Any) -> TypeGuard[Tensor]:
     )
 
 
-def makes_first_step(numbers: Numbers) -> bool:
-    """Return True if a step is the first one of some leaves."""
-    for _, step, _ in numbers:  # noqa: SIM110  a generator is two calls more
-        if step == 1.0:
+def makes_first_run(numbers: Numbers, gate: int | None) -> bool:
+    """Return True if the last stages of a run have not run for some leaves.
+
+    Args:
+        numbers: the counts of the leaves.
+        gate: the number of the gate at which the run ends; None if it ends with the step.
+    """
+    for _, step, gates in numbers:  # noqa: SIM110  a generator is two calls more
+        if step == 1.0 if gate is None else gates[gate][0] == 0:
             return True
     return False
+
+
+def waits_for_first_step(state: LeafState) -> bool:
+    """Return True if a gate keeps something of a leaf that has made no step."""
+    held = [one.held for one in state.gates]
+    return any(map(int, held)) and int(state.step) == 0
 
 
 class _Class(NamedTuple):

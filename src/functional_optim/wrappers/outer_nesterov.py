@@ -20,7 +20,7 @@ from torch import Tensor
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, Rule
-from functional_optim.numeric import add, at_first_step, lerp, mul
+from functional_optim.numeric import add, at_first_step, mask_like, mul
 
 
 class OuterNesterovState(NamedTuple):
@@ -35,10 +35,10 @@ class OuterNesterovHyper(NamedTuple):
 
 
 class OuterNesterovCoefficients(NamedTuple):
-    weight: float  # 1 at an H-th step, else 0; so one program or CUDA graph serves every step
-    decay: float  # mu at an H-th step, else 1
+    # 1 at an H-th step, else 0: a number, so that one program or CUDA graph serves every step
+    is_outer: float
     outer_momentum: float
-    step_size: float  # -lr_o at an H-th step, else 0
+    step_size: float  # -lr_o
 
 
 def outer_nesterov_init(param: Tensor, hyper: OuterNesterovHyper) -> OuterNesterovState:
@@ -48,22 +48,21 @@ def outer_nesterov_init(param: Tensor, hyper: OuterNesterovHyper) -> OuterNester
 def outer_nesterov_coefficients(
     step: float, hyper: OuterNesterovHyper
 ) -> OuterNesterovCoefficients:
-    place = step % hyper.every + 1.0  # 1 at an H-th step
-    return OuterNesterovCoefficients(
-        at_first_step(place, 1.0, 0.0),
-        at_first_step(place, hyper.outer_momentum, 1.0),
-        hyper.outer_momentum,
-        at_first_step(place, -hyper.outer_lr, 0.0),
-    )
+    is_outer = at_first_step(step % hyper.every + 1.0, 1.0, 0.0)
+    return OuterNesterovCoefficients(is_outer, hyper.outer_momentum, -hyper.outer_lr)
 
 
 def outer_nesterov_rule(
     param: Tensor, grad: Tensor, state: OuterNesterovState, c: OuterNesterovCoefficients
 ) -> tuple[Tensor, OuterNesterovState]:
     difference = state.slow - param
-    buffer = add(mul(state.outer_momentum_buffer, c.decay), difference, c.weight)
+    buffer = mul(state.outer_momentum_buffer, c.outer_momentum) + difference
     slow = add(state.slow, add(difference, buffer, c.outer_momentum), c.step_size)
-    return lerp(param, slow, c.weight), OuterNesterovState(slow, buffer)
+    is_outer = mask_like(param, c.is_outer)
+    return torch.where(is_outer, slow, param), OuterNesterovState(
+        torch.where(is_outer, slow, state.slow),
+        torch.where(is_outer, buffer, state.outer_momentum_buffer),
+    )
 
 
 def outer_nesterov_view(
@@ -100,7 +99,7 @@ def outer_nesterov(every: int = 500, outer_lr: Scalar = 0.7, outer_momentum: Sca
     one worker; with Muon as the rule it is MuLoCo-1. With ``outer_momentum=0`` it is
     :func:`~functional_optim.lookahead` with ``alpha=outer_lr``, up to rounding.
 
-    Cost: six element-wise operations in every step, since one program serves all steps; the state
+    Cost: nine element-wise operations in every step, since one program serves all steps; the state
     holds twice the parameter's bytes.
 
     Args:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from functional_optim.bounds import Interval
 from functional_optim.core.stage import Link, Rule
-from functional_optim.numeric import at_first_step, lerp
+from functional_optim.numeric import at_first_step, lerp, mask_like
 
 
 class SwaState(NamedTuple):
@@ -27,7 +27,9 @@ class SwaHyper(NamedTuple):
 
 
 class SwaCoefficients(NamedTuple):
-    weight: float  # of p_t in a_t
+    weight: float  # of p_t in a_t, at a step that is averaged
+    keeps: float  # 1 at a step that is not averaged, else 0
+    restarts: float  # 1 if a_t is p_t, else 0
 
 
 def steps_after(step: float, start: int) -> float:
@@ -44,13 +46,16 @@ def swa_init(param: Tensor, hyper: SwaHyper) -> SwaState:
 def swa_coefficients(step: float, hyper: SwaHyper) -> SwaCoefficients:
     after = steps_after(step, hyper.start)
     count = after / hyper.every + 1.0
-    return SwaCoefficients(at_first_step(after % hyper.every + 1.0, 1.0 / count, 0.0))
+    keeps = at_first_step(after % hyper.every + 1.0, 0.0, 1.0)
+    return SwaCoefficients(1.0 / count, keeps, at_first_step(count, 1.0, 0.0))
 
 
 def swa_rule(
     param: Tensor, grad: Tensor, state: SwaState, c: SwaCoefficients
 ) -> tuple[Tensor, SwaState]:
-    return param, SwaState(lerp(state.average, param, c.weight))
+    average = lerp(state.average, param, c.weight)
+    average = torch.where(mask_like(param, c.restarts), param, average)
+    return param, SwaState(torch.where(mask_like(param, c.keeps), state.average, average))
 
 
 def swa_view(param: Tensor, state: SwaState, hyper: SwaHyper) -> Tensor:
@@ -80,7 +85,9 @@ def swa(start: int, every: int = 1) -> Link:
     Statistics of batch normalisation are not parameters: recompute them for the averaged weights
     (``torch.optim.swa_utils.update_bn``).
 
-    Cost: one element-wise operation; the state holds the parameter's bytes.
+    Parameters of other steps have no effect on the average, even if they are not finite.
+
+    Cost: five element-wise operations; the state holds the parameter's bytes.
 
     Args:
         start: the first step whose parameters are averaged, a whole number >= 1.

@@ -8,20 +8,14 @@ Parameters from before step s have no weight in the average.
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, Interval
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, Rule
-from functional_optim.numeric import at_first_step
-from functional_optim.wrappers.ema import (
-    EmaCoefficients,
-    EmaHyper,
-    EmaState,
-    ema_init,
-    ema_rule,
-    ema_view,
-)
+from functional_optim.numeric import at_first_step, lerp, mask_like
+from functional_optim.wrappers.ema import EmaHyper, EmaState, ema_init, ema_view
 from functional_optim.wrappers.swa import steps_after
 
 
@@ -30,13 +24,25 @@ class TailEmaHyper(NamedTuple):
     start: int  # s
 
 
+class TailEmaCoefficients(NamedTuple):
+    weight: float  # 1 - d
+    restarts: float  # 1 if e_t is p_t, else 0
+
+
 def tail_ema_init(param: Tensor, hyper: TailEmaHyper) -> EmaState:
     return ema_init(param, EmaHyper(0.0))
 
 
-def tail_ema_coefficients(step: float, hyper: TailEmaHyper) -> EmaCoefficients:
+def tail_ema_coefficients(step: float, hyper: TailEmaHyper) -> TailEmaCoefficients:
     after = steps_after(step, hyper.start)
-    return EmaCoefficients(at_first_step(after + 1.0, 1.0, 1 - hyper.decay))
+    return TailEmaCoefficients(1 - hyper.decay, at_first_step(after + 1.0, 1.0, 0.0))
+
+
+def tail_ema_rule(
+    param: Tensor, grad: Tensor, state: EmaState, c: TailEmaCoefficients
+) -> tuple[Tensor, EmaState]:
+    average = lerp(state.average, param, c.weight)
+    return param, EmaState(torch.where(mask_like(param, c.restarts), param, average))
 
 
 def tail_ema_view(param: Tensor, state: EmaState, hyper: TailEmaHyper) -> Tensor:
@@ -50,7 +56,7 @@ TAIL_EMA = Rule(
     init=tail_ema_init,
     state_depends_on=(),
     coefficients=tail_ema_coefficients,
-    rule=ema_rule,
+    rule=tail_ema_rule,
     uses_gradient=False,
     bounds=(("decay", BELOW_ONE), ("start", Interval(0))),
     view=tail_ema_view,
@@ -65,7 +71,7 @@ def tail_ema(decay: Scalar, start: int) -> Link:
     ``start=0`` it is :func:`~functional_optim.ema`, bit for bit. :meth:`Optimizer.view` and
     :meth:`TorchOptimizer.averaged` return the average.
 
-    Cost: one element-wise operation; the state holds the parameter's bytes.
+    Cost: three element-wise operations; the state holds the parameter's bytes.
 
     Args:
         decay: a number in [0, 1), or a schedule.

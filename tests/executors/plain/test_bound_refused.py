@@ -175,6 +175,40 @@ def test_memory_that_someone_has_changed_is_an_error(executors: Any) -> None:
             assert_same(values(bound), before)
 
 
+def test_a_parameter_that_becomes_a_result_of_autograd_is_an_error(executors: Any) -> None:
+    """``bind`` refuses such a parameter, and so does a step, also if it is planned."""
+    names = [name for name in NAMES if name in "abe"]
+    for one in pairs(executor=executors, steps=[0, 1, 3], own=[True, False]):
+        optimizer = VARIANTS["rmsprop centered"].using(executor=one["executor"])
+        bound = optimizer.bind({name: parameters()[name] for name in names})
+        grads = bound.gradients if one["own"] else {name: full(1)[name] for name in names}
+        for _ in range(one["steps"]):
+            bound.step(grads)
+        param = bound.params["b"].requires_grad_(False)
+        param.mul_(torch.ones_like(param, requires_grad=True))
+        assert not param.is_leaf
+        before = values(bound)
+        with case(**one):
+            with pytest.raises(ValueError, match="parameter at 'b' is no leaf of autograd"):
+                bound.step(grads)
+            assert_same(values(bound), before)
+            param.detach_()
+            bound.step(grads)
+            assert not torch.equal(param, before[0]["b"])
+
+
+def test_a_result_of_autograd_that_is_not_stepped_is_no_error(executors: Any) -> None:
+    for executor in executors:
+        bound = adamw(0.1).using(executor=executor).bind({"a": noise(0, 5), "b": noise(1, 5)})
+        bound.params["b"].mul_(torch.ones(5, requires_grad=True))
+        before = bound.params["a"].clone()
+        with case(executor=executor):
+            bound.step({"a": noise(2, 5), "b": None})
+            assert not torch.equal(bound.params["a"], before)
+            with pytest.raises(ValueError, match="parameter at 'b' is no leaf of autograd"):
+                bound.step({"a": noise(2, 5), "b": noise(3, 5)})
+
+
 class Hyper(NamedTuple):
     lr: float
     centred: bool

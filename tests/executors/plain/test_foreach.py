@@ -6,7 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import adamw, chain, clip_by_global_norm, lion, rmsprop, rprop, sgd
+from functional_optim import (
+    Link,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    lion,
+    outer_nesterov,
+    rmsprop,
+    rprop,
+    sgd,
+    swa,
+    tail_ema,
+)
 from functional_optim.kernels.cache_key import key_of
 from functional_optim.kernels.chunks import tensors_of, with_tensors
 from functional_optim.kernels.foreach import ForeachKernel
@@ -121,6 +133,14 @@ def test_what_torch_has_for_lists_is_one_call() -> None:
 def test_what_torch_has_not_is_made_leaf_by_leaf() -> None:
     """Rprop fills by a mask, for which torch has no foreach function."""
     assert "masked_fill" in program_of(rprop(lr=0.1)).one_by_one
+
+
+@pytest.mark.parametrize("link", [outer_nesterov(2), swa(2, 2), tail_ema(0.5, 2)])
+def test_a_selection_by_a_scalar_copies_lists(link: Link) -> None:
+    """``where`` with a mask that is True or False everywhere is one call for all leaves."""
+    program = program_of(chain(sgd(lr=0.1), link))
+    assert program.one_by_one == ()
+    assert " for " not in program.step.text
 
 
 def test_lists_are_stepped_in_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
