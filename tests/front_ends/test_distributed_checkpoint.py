@@ -1,9 +1,13 @@
 """torch.distributed.checkpoint.state_dict over a model that TorchOptimizer steps."""
 
 import copy
+import warnings
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -13,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from functional_optim import TorchOptimizer, adamw, as_functional_optim, chain, clip_by_global_norm
+from sharding import ZeroRedundancyOptimizer
 from tests.choices import each
 
 from .support import CASES, ONE_EACH, assert_same_entries, assert_same_tensors
@@ -105,3 +110,29 @@ def test_a_chain_that_torch_does_not_know(option: str) -> None:
     set_optimizer_state_dict(models[1], two, copy.deepcopy(written), options=OPTIONS[option])
     assert two.param_groups[0]["max_norm"] == 0.05
     train((models[0], one), (models[1], two), seeds=range(10, 12))
+
+
+@each(writer=["ZeRO", "ours"], reader=["ZeRO", "ours"])
+@pytest.mark.usefixtures("world_of_one")
+def test_a_schedule_is_not_saved_and_the_reader_keeps_its_own(
+    writer: str, reader: str, tmp_path: Path
+) -> None:
+    """A strict load. A lambda cannot be pickled, and a checkpoint of ZeRO has no rate at all."""
+    kinds: dict[str, Any] = {"ZeRO": ZeroRedundancyOptimizer, "ours": TorchOptimizer}
+
+    def trained(kind: str, first: float, *steps: int) -> Trained:
+        model = network()
+        optimizer = kinds[kind](model.parameters(), adamw(lr=lambda step: first / (1 + step)))
+        train((model, optimizer), seeds=range(*steps))
+        return model, optimizer
+
+    one, other, twin = trained(writer, 0.1, 2), trained(reader, 0.1, 1), trained("ours", 0.1, 2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        folder = tmp_path / f"{writer} {reader}"
+        dcp.save({"optim": get_optimizer_state_dict(*one)}, checkpoint_id=folder)
+        state = {"optim": get_optimizer_state_dict(*other)}
+        dcp.load(state, checkpoint_id=folder)
+    set_optimizer_state_dict(*other, state["optim"])
+    other[0].load_state_dict(one[0].state_dict())
+    train(one, other, twin, seeds=range(2, 5))

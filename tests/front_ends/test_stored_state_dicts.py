@@ -88,6 +88,16 @@ def written(zero: Any) -> dict[str, Any]:
     return found
 
 
+def in_memory(optimizer: TorchOptimizer) -> dict[str, Any]:
+    """Return a state dict as earlier releases wrote it: codes and scales, as in memory."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    states = {
+        number: {**optimizer.state[param], "step": optimizer.state[param]["step"].float()}
+        for number, param in enumerate(params)
+    }
+    return copy.deepcopy({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
 def assert_same_state(one: dict[Any, Any], two: dict[Any, Any], pairs: Pairs, twins: Pairs) -> None:
     for (name, param), (_, twin) in zip(pairs, twins, strict=True):
         assert one[param].keys() == two[twin].keys(), name
@@ -102,31 +112,36 @@ def assert_same_values(one: Pairs, two: Pairs) -> None:
 
 @each(both=LOADS)
 def test_either_front_end_reads_what_either_writes(both: tuple[str, str]) -> None:
-    """ZeRO writes plain values, and TorchOptimizer its storage: both load to the same state."""
+    """Both write plain values. These, and the codes of earlier releases, load to the same state."""
     source, target = both
     pairs, same = parameters(source), parameters(source)
     one, zero = local(source, pairs), sharded(source, same)
     steps(one, pairs, 0, 1)
     steps(zero, same, 0, 1)
-    saved, plain = one.state_dict(), written(zero)
+    saved, plain, codes = one.state_dict(), written(zero), in_memory(one)
+    for number, entries in plain["state"].items():
+        assert entries.keys() == saved["state"][number].keys()
+        assert all(same_bits(saved["state"][number][key], value) for key, value in entries.items())
     before = copy.deepcopy(plain)
     wanted = parameters(target, values_of(pairs))
     right = sharded(target, wanted)
     right.load_state_dict(plain)
     readers: list[Any] = []
-    for given in (saved, plain):
+    for given in (saved, plain, codes):
         read = parameters(target, values_of(pairs))
         reader = local(target, read)
         reader.load_state_dict(given)
         assert_same_state(reader.state, right.optim.state, read, wanted)
         readers.append((reader, read))
-    read = parameters(target, values_of(pairs))
-    other = sharded(target, read)
-    other.load_state_dict(saved)
-    assert_same_state(other.optim.state, right.optim.state, read, wanted)
+    for given in (saved, codes):
+        read = parameters(target, values_of(pairs))
+        other = sharded(target, read)
+        other.load_state_dict(given)
+        assert_same_state(other.optim.state, right.optim.state, read, wanted)
+        readers.append((other, read))
     assert repr(plain) == repr(before)
     steps(right, wanted, 3)
-    for reader, stepped in [*readers, (other, read)]:
+    for reader, stepped in readers:
         steps(reader, stepped, 3)
         assert_same_values(stepped, wanted)
     if source == target:  # the run equals one without a break
@@ -229,7 +244,13 @@ def test_a_field_that_an_option_has_left_behind() -> None:
     steps(one, pairs, 1)
     ours = parameters("float32", values_of(pairs))
     other = local("state int8", ours)
-    other.load_state_dict(one.state_dict())
+    saved = one.state_dict()
+    assert {value.dtype for value in saved["state"][0].values()} == {torch.float32}
+    other.load_state_dict(saved)
+    again = parameters("float32", values_of(pairs))
+    from_codes = local("state int8", again)
+    from_codes.load_state_dict(in_memory(one))
     steps(one, pairs, 2)
-    steps(other, ours, 2)
-    assert_same_values(ours, pairs)
+    for reader, stepped in ((other, ours), (from_codes, again)):
+        steps(reader, stepped, 2)
+        assert_same_values(stepped, pairs)

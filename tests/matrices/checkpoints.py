@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from functional_optim import TorchOptimizer
-from sharding import MatrixOwnerOptimizer
+from functional_optim import TorchOptimizer, adamw
+from sharding import MatrixOwnerOptimizer, ZeroRedundancyOptimizer
 from tests.choices import case
 from tests.tensors import normal
 
-from .models import OPTIMIZERS, plain, shard, whole, world
+from .models import LR, OPTIMIZERS, plain, shard, whole, world
 
 BEFORE = 2
 """Number of steps before the first save."""
@@ -156,6 +156,27 @@ def passes_on_alone(names: Sequence[str], folder: str, to: str, begins: int) -> 
             train(model, optimizer, range(begins, begins + 1))
             check(model, optimizer, name, begins + 1)
             save(model, optimizer, str(Path(to, name)))
+
+
+def loads_values_alone(folder: str) -> None:
+    """Load 8-bit state of owners into optimizers without storages, which get float32 values."""
+    twin, kept = alone("8 bits")
+    train(twin, kept, range(BEFORE))
+    wanted = get_optimizer_state_dict(twin, kept)["state"]
+    readers: dict[str, Any] = {
+        "torch": lambda params: torch.optim.AdamW(params, lr=LR),
+        "ours": lambda params: TorchOptimizer(params, adamw(lr=LR)),
+        "ZeRO": lambda params: ZeroRedundancyOptimizer(params, adamw(lr=LR)),
+    }
+    for kind, reader in readers.items():
+        with case(reader=kind):
+            model = plain()
+            optimizer = reader(model.parameters())
+            load(model, optimizer, str(Path(folder, "8 bits")))
+            for name, param in model.named_parameters():
+                for key in ("exp_avg", "exp_avg_sq"):
+                    assert torch.equal(optimizer.state[param][key], wanted[name][key]), name
+                    assert wanted[name][key].dtype == torch.float32
 
 
 def on_subgroup(names: Sequence[str], folder: str, begins: int) -> None:

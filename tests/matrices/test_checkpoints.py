@@ -39,3 +39,8 @@ def test_on_fewer_ranks_in_one_process_and_on_more_ranks_again(tmp_path: Path) -
 
 def test_in_the_background(tmp_path: Path) -> None:
     on_ranks(2, checkpoints.in_the_background, folder=str(tmp_path / "saved"))
+
+
+def test_8_bit_state_of_owners_is_loaded_as_values(tmp_path: Path) -> None:
+    on_ranks(2, checkpoints.saves, names=["8 bits"], folder=str(tmp_path))
+    on_ranks(1, checkpoints.loads_values_alone, folder=str(tmp_path))

@@ -1,4 +1,4 @@
-"""Jobs in which one rank dies, in a step or while state is collected.
+"""Jobs in which one rank dies, in a step or while state is collected, or does not come.
 
 The group's timeout is so long that a rank that waits for it counts as a hang. The dying rank exits
 with code 0, so that the launcher does not stop the other ranks early.
@@ -9,15 +9,20 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 
-from sharding.zero import full_state_dict, stream
+from functional_optim import adamw, chain, clip_by_global_norm
+from sharding import ZeroRedundancyOptimizer
+from sharding.zero import full_state_dict, norm, step_agreement, stream
 
 from .towers import give, raised, tower
 
 FAR = 3600.0
 """Timeout of a group in seconds, far longer than a launch may take."""
 DYING = 1
+SUMS = ("total", "clip", "clip by maximum", "scaler")
+"""Collectives of a step, or of clipping, of a few numbers of each rank."""
 
 
 def dies_in(what: str) -> str:
@@ -45,9 +50,51 @@ def dies_in(what: str) -> str:
         mock.patch.object(place, name, dies).start()
     error = raised(action)
     if what != "step":  # other ranks may wait for a failed rank's data until it exits
-        # Ranks that have not noticed the death would report a rank that leaves early.
-        store = dist.distributed_c10d._get_default_store()
-        store.set(f"told {dist.get_rank()}", "")
-        others = [rank for rank in range(dist.get_world_size()) if rank != DYING]
-        store.wait([f"told {rank}" for rank in others], timedelta(seconds=120))
+        _wait_for_others()
     return error
+
+
+def lost_in(what: str, *, dies: bool) -> str:
+    """Let one rank die before a sum over ranks, or not come; return the error of other ranks."""
+    optimizer = chain(clip_by_global_norm(0.1), adamw(lr=0.1))
+    params = [(f"p{place}", torch.nn.Parameter(torch.ones(5, 3))) for place in range(4)]
+    zero = ZeroRedundancyOptimizer(params, optimizer)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))  # the first call creates the scale
+
+    def give_gradients() -> None:
+        for _, param in params:
+            param.grad = torch.ones(5, 3)
+
+    actions = {
+        "total": zero.step,
+        "clip": lambda: zero.clip_grad_norm_(1.0),
+        "clip by maximum": lambda: zero.clip_grad_norm_(1.0, float("inf")),
+        "scaler": lambda: scaler.step(zero),
+    }
+    place: tuple[Any, str] = {
+        "total": (zero, "total"),
+        "scaler": (step_agreement, "_is_inf_anywhere"),
+    }.get(what, (norm, "_reduce_addends"))
+    give_gradients()
+    zero.step()
+    give_gradients()
+
+    def leaves(*_: Any, **__: Any) -> None:
+        if dies:
+            os._exit(0)
+        raise KeyboardInterrupt
+
+    if dist.get_rank() == DYING:
+        mock.patch.object(*place, leaves).start()
+    error = raised(actions[what])
+    _wait_for_others()
+    return error
+
+
+def _wait_for_others() -> None:
+    """Wait until every other rank has an error: a rank that leaves early would be reported, too."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"told {dist.get_rank()}", "")
+    others = [rank for rank in range(dist.get_world_size()) if rank != DYING]
+    store.wait([f"told {rank}" for rank in others], timedelta(seconds=120))

@@ -120,6 +120,8 @@ def test_state_that_cannot_travel_is_an_error_on_all_ranks() -> None:
     LocalWorld(3).run(collects)
 
 
+SHORT = 4.0
+"""Timeout of a group in seconds for a rank that does not come."""
 DEATHS = ("step", "collect", "sending")
 
 
@@ -152,3 +154,26 @@ def test_a_rank_that_dies_is_named(outcomes: Outcomes, what: str) -> None:
             assert f"group rank {rank} " not in lost[1]
         else:
             assert lost[1] == "group rank 1 (global rank 1)"
+
+
+@pytest.fixture(scope="module")
+def lost() -> Outcomes:
+    """Run each sum with a dead rank, and with one that does not come before a short timeout."""
+    found: Outcomes = {}
+    for what in dying.SUMS:
+        for dies, seconds in ((True, dying.FAR), (False, SHORT)):
+            name = f"{what}, {'dead' if dies else 'absent'}"
+            job = Job(dying.lost_in, {"what": what, "dies": dies}, seconds)
+            found |= run_ranks({name: job}, ranks=3, seconds=120, fresh=True)
+    return found
+
+
+@pytest.mark.parametrize("way", ["dead", "absent"])
+@pytest.mark.parametrize("what", dying.SUMS)
+def test_a_rank_that_is_missing_in_a_sum_is_named(lost: Outcomes, what: str, way: str) -> None:
+    """The bare all-reduce of torch ended in an error without a rank, after the whole timeout."""
+    for rank in (0, 2):
+        error = lost[f"{what}, {way}"][rank].result()
+        assert error.startswith("TransportError: "), error
+        named = set(re.findall(r"group rank (\d)", error.partition("of 3 ranks")[2]))
+        assert named == {str(dying.DYING)}, error

@@ -1,16 +1,19 @@
 """Tests on two ranks of a group that is added after some steps."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from functional_optim import TorchOptimizer, schedule_free_adamw
-from sharding import ZeroRedundancyOptimizer
+from functional_optim import TorchOptimizer, adamw, muon, partition, schedule_free_adamw
+from sharding import Assignment, ZeroRedundancyOptimizer, hierarchical
+from sharding.problem import Policy, Problem
 from sharding.transport.local import LocalWorld
 from tests import checkpoints
-from tests.composition.trees import grads_at
+from tests.composition.trees import grads_at, kind
 
 from .compare import difference
 from .test_between_steps import CHAINS, Make, named, saved_of, values, zero_of
@@ -80,3 +83,72 @@ def test_a_group_that_differs_in_what_shared_scalars_depend_on_is_refused() -> N
 
     for found in LocalWorld(2).run(trains):
         assert found[1] == 2
+
+
+def _by_function(problem: Problem) -> Assignment:
+    return hierarchical(problem, node_size=2, within="elements", align=64)
+
+
+@pytest.mark.parametrize(
+    "policy", [partial(hierarchical, node_size=2, within="elements", align=64), _by_function]
+)
+def test_a_replicated_plan_cuts_added_parameters_by_the_options_of_its_policy(
+    policy: Policy,
+) -> None:
+    """Added parameters were cut by the policy within a replica, without the caller's options."""
+
+    def trains(group: Any) -> list[list[tuple[int, int, tuple[int, ...]]]]:
+        params = [(name, nn.Parameter(torch.ones(500))) for name in ("first", "added")]
+        zero = ZeroRedundancyOptimizer(params[:1], adamw(lr=0.1), group, policy=policy)
+        zero.add_param_group({"params": params[1:]})
+        for _, param in params:
+            param.grad = torch.ones(500)
+        zero.step()
+        assert torch.equal(params[0][1], params[1][1])
+        owners = [zero.plan.owners(path) for path, _ in params]
+        return [[(one.start, one.stop, one.ranks) for one in own] for own in owners]
+
+    for first, added in LocalWorld(4).run(trains):
+        for pieces in (first, added):
+            assert [start % 64 for start, _, _ in pieces] == [0, 0]
+            assert {ranks for _, _, ranks in pieces} == {(0, 2), (1, 3)}
+
+
+def test_a_replicated_plan_keeps_added_matrices_whole_if_its_policy_does() -> None:
+    """Without its option ``mixed``, the policy cut a parameter that a rule needs whole."""
+    policy = partial(hierarchical, node_size=2, within="elements", mixed=True)
+    optimizer = partition({"matrices": muon(0.1), "rest": adamw(0.1)}, kind)
+
+    def owners_of_added(group: Any) -> list[int]:
+        params = list(named().items())
+        zero = ZeroRedundancyOptimizer(params[:1], optimizer, group, policy=policy)
+        zero.add_param_group({"params": params[1:]})
+        return [len(zero.plan.owners(path)) for path, param in params if param.dim() == 2]
+
+    for found in LocalWorld(4).run(owners_of_added):
+        assert found
+        assert set(found) == {1}
+
+
+def test_a_policy_that_makes_other_replicas_than_the_plan_is_refused() -> None:
+    """A plan of 2 replicas of 2 ranks is not extended by a policy for nodes of 4 ranks."""
+
+    def refused(group: Any) -> str:
+        params = list(named().items())
+        first = ZeroRedundancyOptimizer(
+            params[:2], adamw(0.1), group, policy=partial(hierarchical, node_size=2)
+        )
+        zero = ZeroRedundancyOptimizer(
+            params[:2],
+            adamw(0.1),
+            group,
+            plan=first.plan,
+            policy=partial(hierarchical, node_size=4),
+        )
+        with pytest.raises((ValueError, RuntimeError)) as error:
+            zero.add_param_group({"params": params[2:]})
+        assert len(zero.param_groups) == 1
+        return str(error.value)
+
+    for text in LocalWorld(4).run(refused):
+        assert "node_size must divide the number of ranks, 2, got 4" in text

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from functional_optim.core.stage import Stage
 from functional_optim.core.torch_state import has_begun, starts_in_first_step
+from functional_optim.frontends.torch_schedule import GroupSchedule
 from functional_optim.storage.conversion import plain_stages
 
 DECOUPLED = "decoupled_weight_decay"
@@ -84,7 +85,7 @@ def own_copy(value: Any) -> Any:
     """Copy dicts and lists, and their tensors."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    if isinstance(value, dict):
+    if isinstance(value, dict) and not isinstance(value, GroupSchedule):
         return {key: own_copy(item) for key, item in value.items()}
     if isinstance(value, list):
         return [own_copy(item) for item in value]

@@ -28,7 +28,14 @@ from functional_optim.frontends.torch_checkpoint import (
 )
 from functional_optim.frontends.torch_groups import FROZEN_OPTIONS
 from functional_optim.plan.step_counts import stack_counts
-from functional_optim.storage.conversion import find_extras, from_any_storage, plain_stages
+from functional_optim.storage.conversion import (
+    find_extras,
+    from_any_storage,
+    plain_entries,
+    plain_form,
+    plain_stages,
+    refuse_codes,
+)
 
 States = MutableMapping[Tensor, dict[str, Any]]
 """torch's dicts of state, by parameter."""
@@ -170,9 +177,16 @@ def restore_form(
         states: torch's dicts of state, which are written to.
 
     Raises:
-        ValueError: state cannot be converted.
+        ValueError: state cannot be converted; or it is the codes of another state.
     """
     is_stored = plain_stages(stages) != tuple(stages)
+    if is_stored:
+        like = [(param.shape, param.dtype) for param in group["params"]]
+        forms = [
+            (plain_form(stages, hypers, *one), entry_layout(stages, hypers, *one).dtypes)
+            for one in like
+        ]
+        refuse_codes(forms, loaded)
     for k, (entries, param) in enumerate(zip(loaded, group["params"], strict=True)):
         given = {name: one.dtype for name, one in entries.items() if isinstance(one, Tensor)}
         dtypes = entry_layout(stages, hypers, param.shape, param.dtype).dtypes
@@ -197,6 +211,9 @@ def format_checkpoint(
 ) -> None:
     """Change a state dict to the form of torch.optim, and record if weight decay is decoupled.
 
+    Stored state is decoded to float32, under torch's names. ``torch.distributed.checkpoint`` copies
+    values between dtypes, so 8-bit codes would be loaded as values of any other kind of state.
+
     Args:
         chains: the links of each group, with their hyper-parameters.
         state_dict: of the optimizer, which is changed.
@@ -219,7 +236,7 @@ def format_checkpoint(
                     first = _first_state(stages, hypers, param, entries, *own)
                     entries = {**entries, **layout.entries(first)}
                 made = checkpoint_entries(stages, hypers, param, entries, damped=damped)
-                written[key] = made
+                written[key] = plain_entries(stages, hypers, param, made)
     state_dict["state"] = written
     counted = with_group_steps(written, state_dict["param_groups"])
     state_dict["param_groups"] = [

@@ -32,6 +32,7 @@ from functional_optim.frontends.torch_arguments import (
 )
 from functional_optim.frontends.torch_checkpoint import DECOUPLED, decouples, torch_step
 from functional_optim.optimizer import Optimizer
+from functional_optim.storage.conversion import plain_entries
 
 
 class FromTorch(NamedTuple):
@@ -184,7 +185,7 @@ def to_torch_state_dict(
 
     Returns:
         ``{"state": ..., "param_groups": ...}``. It has the tensors of ``state``, not copies, like
-        torch's own ``state_dict()``.
+        torch's own ``state_dict()``. The state of a ``stored`` optimizer is decoded to float32.
 
     Raises:
         ValueError: no registered class has this chain; hyper-parameters differ inside a group; a
@@ -377,7 +378,8 @@ def _common_step(states: list[LeafState]) -> int:
 def _torch_entries(
     optimizer: Optimizer, path: Path, param: Tensor, state: LeafState, kept: _StateForm
 ) -> dict[str, Any]:
-    entries: dict[str, Any] = to_entries(optimizer.stages, optimizer.hypers_at(path), param, state)
+    stages, hypers = optimizer.stages, optimizer.hypers_at(path)
+    entries = plain_entries(stages, hypers, param, to_entries(stages, hypers, param, state))
     step = entries.pop("step")
     if not kept.counts_steps:
         return entries if int(step) > 0 else {}

@@ -13,13 +13,18 @@ _SCHEDULERS = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
 """The modules of torch's schedulers."""
 
 
-class GroupSchedule:
+class GroupSchedule(dict[str, Any]):
     """A schedule in a parameter group. It can be called, and arithmetic raises an error.
 
     A scheduler that multiplies the value gets an error with the reason.
 
+    It is a dict without items, because ``torch.distributed.checkpoint`` saves and loads the items
+    of a dict, and every other value of a group. Not every function can be saved, and a checkpoint
+    of another optimizer lacks the key. So such a checkpoint never has a schedule.
+
     Args:
         name: the name of the option.
+        schedule: the function.
 
     Example::
 
@@ -37,11 +42,15 @@ optimizer with a number for lr, or leave out the scheduler)
     __slots__ = ("name", "schedule")
 
     def __init__(self, name: str, schedule: Any) -> None:
+        super().__init__()
         self.name = name
         self.schedule = schedule
 
     def __call__(self, made: Any) -> Any:
         return self.schedule(made)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return GroupSchedule, (self.name, self.schedule)
@@ -58,7 +67,7 @@ optimizer with a number for lr, or leave out the scheduler)
             self.schedule == (other.schedule if isinstance(other, GroupSchedule) else other)
         )
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]  # it has no items that may change
         return hash(self.schedule)
 
     def refuse_arithmetic(self, *_: Any) -> NoReturn:
@@ -159,14 +168,25 @@ def with_schedules(
 ) -> list[dict[str, Any]]:
     """Return loaded groups, with the optimizer's schedules for options that were not saved.
 
-    Checkpoints of ZeroRedundancyOptimizer have no schedules.
+    Folders of ``torch.distributed.checkpoint`` have no schedules. It loads into the state dict of
+    the optimizer, and first replaces a function in a tuple by None.
 
     Args:
         loaded: the groups of the checkpoint.
     """
-    own = [{k: v for k, v in one.items() if isinstance(v, GroupSchedule)} for one in groups]
+    own = [
+        {key: value for key, value in group.items() if key != "params" and is_scheduled(value)}
+        for group in groups
+    ]
     own += [{}] * (len(loaded) - len(own))  # torch refuses another number of groups
-    return [{**kept, **one} for kept, one in zip(own, loaded, strict=False)]
+    return [
+        {**kept, **{key: one for key, one in group.items() if key not in kept or _is_set(one)}}
+        for kept, group in zip(own, loaded, strict=False)
+    ]
+
+
+def _is_set(value: Any) -> bool:
+    return not (isinstance(value, tuple) and None in value)
 
 
 def refuse_schedulers(group: Any) -> None:

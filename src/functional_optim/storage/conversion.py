@@ -1,7 +1,8 @@
 """Conversion of state between storages: decode to plain values, then encode.
 
 A plain value is in float32, under the name that torch.optim has for the field. A decoded value
-encodes to the same bits, so a conversion from a storage to itself changes nothing.
+encodes to a code that decodes to the same bits, so a conversion from a storage to itself changes no
+later step. Every state dict has plain values.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +17,7 @@ from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import entry_layout, from_entries
 from functional_optim.storage.layout import field_name
 from functional_optim.storage.param_storage import EXTRAS, extras_for
-from functional_optim.storage.state_storage import BLOCK, STATE_STORAGES
+from functional_optim.storage.state_storage import BLOCK, STATE_STORAGES, are_codes
 from functional_optim.storage.stored import Stored
 
 STEP = "step"
@@ -30,10 +31,18 @@ class PlainForm(NamedTuple):
     hypers: tuple[Any, ...]
     dtypes: Mapping[str, torch.dtype]
     """The dtype of each field of the state, by its name."""
+    unused: frozenset[str]
+    """Fields that have tensors with other options only. A state dict may still have them."""
     stored: bool
     """True if the chain is stored."""
     extras: tuple[str, ...]
     """Names of the extra tensors of the parameter's storage, such as a master."""
+
+    def entries_of(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the entries of a parameter, or of a range, as every state dict has them."""
+        if not self.stored:
+            return dict(entries)
+        return decode_entries(entries, self.dtypes.keys() | self.unused)
 
 
 class FieldTensors(NamedTuple):
@@ -59,8 +68,9 @@ def plain_form(
             stored = True
         else:
             values.append(hyper)
-    dtypes = entry_layout(plain, values, shape, torch.float32 if stored else dtype).dtypes
-    return PlainForm(plain, tuple(values), dtypes, stored, extras)
+    layout = entry_layout(plain, tuple(values), tuple(shape), torch.float32 if stored else dtype)
+    unused = frozenset(field.name for field in layout.every if not field.keys)
+    return PlainForm(plain, tuple(values), layout.dtypes, unused, stored, extras)
 
 
 def plain_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
@@ -69,6 +79,34 @@ def plain_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     for stage in stages:
         found += stage.parts() if isinstance(stage, Stored) else [stage]
     return tuple(found)
+
+
+def refuse_codes(
+    forms: Sequence[tuple[PlainForm, Collection[str]]], loaded: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raise ValueError if every value of an 8-bit field is a code.
+
+    Releases before this one saved codes and scales. ``torch.distributed.checkpoint`` converts such
+    codes to the numbers that it is asked for, without an error and without the scales.
+
+    Args:
+        forms: for each parameter, its plain form, and the names of its tensors as stored.
+        loaded: for each parameter, its entries in a checkpoint.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for (form, names), entries in zip(forms, loaded, strict=True):
+        for field, tensors in find_field_tensors(form.dtypes, names).items():
+            value = entries.get(field)
+            if tensors.scale and isinstance(value, Tensor) and value.is_floating_point():
+                found.setdefault(field, []).append(value)
+    for field, values in found.items():
+        if any(bool(one.any()) for one in values) and all(map(are_codes, values)):
+            raise ValueError(
+                f"{field} has 8-bit codes without their scales: an earlier release saved this "
+                "checkpoint, and torch.distributed.checkpoint has converted the codes to numbers. "
+                "Write it to a file with `functional-optim convert FOLDER old.pt`, and load that "
+                "with optimizer.load_state_dict(torch.load('old.pt')), which decodes the codes"
+            )
 
 
 def find_field_tensors(fields: Collection[str], names: Collection[str]) -> dict[str, FieldTensors]:
@@ -114,6 +152,15 @@ def decode_entries(entries: Mapping[str, Any], fields: Collection[str]) -> dict[
     for field, (values, scale) in parts.items():
         found[field] = _decode_field(entries[values], entries[scale] if scale else None, field)
     return found
+
+
+def plain_entries(
+    stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor, entries: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the entries of a parameter as every state dict has them: see :class:`PlainForm`."""
+    if plain_stages(stages) == tuple(stages):
+        return dict(entries)
+    return plain_form(stages, hypers, param.shape, param.dtype).entries_of(entries)
 
 
 def _decode_field(values: Any, scale: Any, field: str) -> Any:
@@ -206,8 +253,8 @@ def from_any_storage(
     Raises:
         ValueError: the entries do not fit, or they hold digits that belong into the parameter.
     """
-    fields = plain_form(stages, hypers, param.shape, param.dtype).dtypes
-    digits = find_extras(entries, fields)
+    form = plain_form(stages, hypers, param.shape, param.dtype)
+    digits = find_extras(entries, form.dtypes)
     if digits and param.dtype != torch.bfloat16:
         raise ValueError(
             f"the state of {name!r} has {', '.join(digits)}: digits of a bfloat16 parameter, which "
@@ -215,5 +262,5 @@ def from_any_storage(
             "parameter; load it with sharding.ZeroRedundancyOptimizer, which does that, or take "
             "them out of the state dict"
         )
-    plain = decode_entries(entries, fields)
+    plain = form.entries_of(entries)
     return encode_entries(stages, hypers, param, plain, name, group_step=group_step)

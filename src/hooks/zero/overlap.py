@@ -23,7 +23,7 @@ from hooks.zero.bucket import BucketCache, ZeroBucket
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
 from hooks.zero.roll_call import RollCall
-from hooks.zero.totals import squared_norms, sum_over_ranks
+from hooks.zero.totals import squared_norms, total_over_ranks
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import Transport
 from sharding.zero.gather import GatherWork
@@ -298,7 +298,7 @@ class Overlap:
 
     def _sum_addends(self, summed: Callable[[Tensor], Tensor]) -> Tensor:
         addends, self._addends = self._addends, []
-        return sum_over_ranks(addends, self._zero.plan, self._gathers, self._device, summed)
+        return total_over_ranks(addends, self._zero.plan, self._gathers, self._device, summed)
 
 
 def _merge_gradients(parts: Iterable[Gradients]) -> Gradients:

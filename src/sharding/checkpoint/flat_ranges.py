@@ -124,7 +124,7 @@ class FlatRanges(Tensor):
     def __get_tensor_shard__(self, index: Any) -> Tensor:
         for box, value in self._boxes():
             if box.offsets == index.offset:
-                return value
+                return value if self.loaded is None else value.as_subclass(_LoadTarget)
         raise ValueError(f"{index.fqn} has no box at {tuple(index.offset)}: {self.describe()}")
 
     # -------------------------------------------------------------------------------------- copies
@@ -159,6 +159,33 @@ def _chunk_of(box: Box) -> Any:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: PLC0415
 
     return ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes))
+
+
+class _LoadTarget(Tensor):
+    """Memory that a checkpoint is read into. Numbers are not read from integers.
+
+    Earlier releases saved 8-bit state as codes, which a copy would convert to numbers.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.copy_ and args[0].is_floating_point() and not _is_real(args[1]):
+            raise ValueError(
+                f"the checkpoint has {args[1].dtype} for an entry that is {args[0].dtype}: the "
+                "codes of 8-bit state, if an earlier release saved it. Write it to a file with "
+                "`functional-optim convert FOLDER old.pt`, and load that with "
+                "optimizer.load_state_dict(torch.load('old.pt')), which decodes the codes"
+            )
+        kwargs = kwargs or {}
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Be pickled as a plain tensor."""
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+def _is_real(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 def _like(

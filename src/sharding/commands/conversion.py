@@ -139,8 +139,8 @@ def convert_state_dict(
 ) -> StateDict:
     """Return a state dict in the form of the target's ``state_dict()``.
 
-    For a torch.optim class, it has plain state, and the options of that class. For an Optimizer, it
-    is the state dict of ``TorchOptimizer``, with the storages of the optimizer.
+    For a torch.optim class, it has the options of that class. For an Optimizer, it is the state
+    dict of ``TorchOptimizer``, with the values that the storages of the optimizer have.
 
     Raises:
         ValueError: the state does not match the target.

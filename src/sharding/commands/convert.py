@@ -76,9 +76,9 @@ def convert(
     ends in .pt or .pth. Otherwise it is a folder of torch.distributed.checkpoint with the key
     "optim", which ZeroRedundancyOptimizer loads on any number of ranks.
 
-    A file has the form of the optimizer that --optimizer names: plain state for a torch.optim
-    class, the storages of the optimizer (8-bit state, say) for one of this package. A folder has
-    state in float32. A folder to a file without --optimizer gives the state dict that was saved.
+    The result has the form of the optimizer that --optimizer names, with state in float32. If the
+    optimizer has 8-bit state, these are the values that its codes have. A folder to a file without
+    --optimizer gives the state dict that was saved.
 
     \b
     Examples:

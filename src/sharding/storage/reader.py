@@ -10,11 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemReader, metadata
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from functional_optim._torch import names_in_metadata
+from functional_optim.storage.state_storage import STATE_STORAGES
 from sharding.storage.checksums import METADATA, read_checksums, read_metadata_file
 from sharding.storage.files import Checksum, DurableFiles, check_file
 
@@ -70,6 +71,7 @@ class ChecksumReader(FileSystemReader):
         self.fs: DurableFiles = DurableFiles()
         self._group, self._verify = process_group, verify
         self._files: dict[str, Checksum] = {}
+        self._codes: frozenset[str] = frozenset()
 
     # No parameter is named "kwargs", else torch would ask for the metadata of one rank.
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
@@ -89,6 +91,7 @@ class ChecksumReader(FileSystemReader):
         for name in {one.relative_path for one in found.storage_data.values()}:
             if Path(name).name != name or (self._verify and name not in self._files):
                 raise ValueError(f"{folder / METADATA} names {name!r}, no file of the checkpoint")
+        self._codes = _keys_of_codes(found)
         found.storage_meta = found.storage_meta or StorageMeta()
         found.storage_meta.load_id = self.load_id
         return found
@@ -121,14 +124,41 @@ class ChecksumReader(FileSystemReader):
         """Read the data that this rank needs.
 
         Raises:
-            ValueError: a value that is not plain.
+            ValueError: a value that is not plain; or 8-bit codes of an earlier release would be
+                read as numbers.
         """
+        for item in plan.items:
+            if item.storage_index.fqn in self._codes:
+                _check_takes_codes(item, planner.resolve_tensor(item), Path(self.path))
         return super().read_data(plan, _PlainValuePlanner(planner))
 
     def _rank_and_size(self) -> tuple[int, int]:
         if not dist.is_available() or not dist.is_initialized() or self.rank is None:
             return 0, 1
         return self.rank, dist.get_world_size(self._group)
+
+
+def _keys_of_codes(found: Metadata) -> frozenset[str]:
+    """Return the keys of 8-bit state, which releases before this one saved as codes and scales."""
+    suffix, every = STATE_STORAGES["int8"].suffixes[1], found.state_dict_metadata
+    return frozenset(
+        key
+        for key, one in every.items()
+        if isinstance(one, TensorStorageMetadata)
+        and one.properties.dtype == torch.uint8
+        and key + suffix in every
+    )
+
+
+def _check_takes_codes(item: ReadItem, target: torch.Tensor, folder: Path) -> None:
+    """Raise ValueError for a tensor of numbers: torch would convert each code to a number."""
+    if target.is_floating_point():
+        raise ValueError(
+            f"{item.storage_index.fqn!r} in {folder} has the codes of 8-bit state, which an "
+            f"earlier release saved, and is to be loaded as {target.dtype}. Write it to a file "
+            f"with `functional-optim convert {folder} old.pt`, and load that with "
+            "optimizer.load_state_dict(torch.load('old.pt')), which decodes the codes"
+        )
 
 
 class _PlainValuePlanner(LoadPlanner):

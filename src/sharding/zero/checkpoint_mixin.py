@@ -79,6 +79,7 @@ class CheckpointMixin(RangeStepMixin):
             None if self._local is None else self._own,
             self.process_group,
             self.join_device,
+            self._sum_transports,
         )
 
     def consolidate_state_dict(self, to: int = 0) -> None:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.storage.conversion import decode_entries
 from sharding.transport import TransportError
 from sharding.zero.collective import run_on_all_ranks
 from sharding.zero.optimizer_parts import OptimizerParts
@@ -141,9 +140,7 @@ def _to_torch_states(parts: OptimizerParts, states: dict[str, dict[str, Tensor]]
     numbers, found = indices_of(parts.groups), States()
     layouts = StateLayouts(parts.known_shards, parts.groups)
     for path, param, layout in layouts.named(parts.params, states):
-        entries = states.pop(path)
-        if layout.plain.stored:
-            entries = decode_entries(entries, layout.plain.dtypes)
+        entries = layout.plain.entries_of(states.pop(path))
         fields, late = layout.plain.dtypes, layout.starts_late
         written = to_class_entries(entries, parts.schema, fields, starts_late=late)
         if written:

@@ -1,7 +1,7 @@
 """Process groups, transports, and sums over ranks of a ZeroRedundancyOptimizer."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -71,24 +71,40 @@ def _indices(places: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(places, device=device)
 
 
-def all_reduce_vector(
-    vector: Tensor, plan: ShardPlan, group: dist.ProcessGroup, device: torch.device
+def sum_over_ranks(
+    vectors: Iterable[Tensor],
+    shape: Sequence[int],
+    plan: ShardPlan,
+    transport: Transport,
+    device: torch.device,
 ) -> Tensor:
-    """Return the sum of all ranks' vectors, on the CPU; only the first replica counts."""
-    counts = group.rank() < plan.shard_ranks
-    moved = (vector if counts else torch.zeros_like(vector)).to(device, copy=True)
-    dist.all_reduce(moved, group=group)
-    return moved.cpu()
+    """Return the sum of all ranks' vectors, on the CPU; only the first replica counts. Collective.
 
+    Each rank adds one range of the entries, in rank order if the transport does, and sends the sums
+    to all ranks. So a rank stores and sends each entry a few times, for any number of ranks, and
+    all ranks get the same bits. If a rank does not come, the error names it.
 
-def all_reduce_max(vector: Tensor, group: dist.ProcessGroup, device: torch.device) -> Tensor:
-    """Return the elementwise maximum of all ranks' vectors; NaN if an element is NaN on a rank."""
-    # A maximum over ranks may ignore NaN, so NaN is reduced as a second row.
-    both = torch.stack([vector.nan_to_num(0.0, math.inf), vector.isnan().double()]).to(device)
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
-    numbers, is_nan = both.cpu()
-    found: Tensor = numbers.masked_fill(is_nan != 0.0, math.nan)
-    return found
+    Args:
+        vectors: of this rank, to be added.
+        shape: of a vector, the same on all ranks.
+        plan: the plan, with its replicas.
+        transport: over all ranks of the plan.
+        device: of the messages.
+
+    Raises:
+        TransportError: a rank died, or did not come; names it, if the backend does.
+    """
+    count = math.prod(shape)
+    length = -(-count // transport.size)
+    ranges = [(rank * length, (rank + 1) * length) for rank in range(transport.size)]
+    # NCCL needs ranges of equal length for one collective.
+    found = torch.zeros(transport.size * length, dtype=torch.float64, device=device)
+    # All replicas have the same vectors: only the first replica sends them.
+    for one in vectors if transport.rank < plan.shard_ranks else ():
+        found[:count] += one.flatten().to(device)
+    transport.reduce_scatter(found, ranges).wait()
+    transport.all_gather(found, ranges).wait()
+    return found[:count].view(*shape).cpu()
 
 
 def sum_vector(vector: Tensor) -> Tensor:

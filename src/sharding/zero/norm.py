@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.frontends.gradient_norms import addend, addends, clip, combine_addends, scale_
-from sharding.zero.groups import all_reduce_max, all_reduce_vector, vector_of
+from sharding.zero.groups import sum_over_ranks, vector_at, vector_of
 from sharding.zero.optimizer_parts import OptimizerParts
 
 
@@ -37,14 +37,27 @@ def clip_gradients(
 
 
 def _reduce_addends(parts: OptimizerParts, order: float, *, alone: bool) -> list[float]:
-    """Return each parameter's addend to the norm, equal on all ranks."""
+    """Return the addends to the norm, equal on all ranks: of parameters, or of their pieces.
+
+    A maximum is taken over pieces. Each piece has one owner, so a sum over ranks is exact, and has
+    every NaN, which a maximum over ranks may ignore.
+    """
     if alone:
         return addends([param.grad for param in parts.params.values()], order).tolist()
     _check_sparse_gradients(parts)
-    vector = vector_of(addends_of(_owned(parts), order), parts.plan)
     if order == math.inf:
-        return all_reduce_max(vector, parts.process_group, parts.device).tolist()
-    return all_reduce_vector(vector, parts.plan, parts.process_group, parts.device).tolist()
+        vector = _addends_of_pieces(parts, order)
+    else:
+        own = ((path, grad) for _, path, grad in _owned(parts))
+        vector = vector_of(addends_of(own, order), parts.plan)
+    transport = parts.transports[parts.device]
+    return sum_over_ranks([vector], vector.shape, parts.plan, transport, parts.device).tolist()
+
+
+def _addends_of_pieces(parts: OptimizerParts, order: float) -> Tensor:
+    """Return an entry for each piece of the plan; zero for pieces of other ranks."""
+    found = {str(position): addend(grad, order) for position, _, grad in _owned(parts)}
+    return vector_at(found, {key: int(key) for key in found}, len(parts.plan.pieces))
 
 
 def addends_of(gradients: Iterable[tuple[str, Tensor]], order: float) -> dict[str, Tensor]:
@@ -56,11 +69,15 @@ def addends_of(gradients: Iterable[tuple[str, Tensor]], order: float) -> dict[st
     return found
 
 
-def _owned(parts: OptimizerParts) -> Iterator[tuple[str, Tensor]]:
-    for one in parts.plan.owned(parts.rank):
+def _owned(parts: OptimizerParts) -> Iterator[tuple[int, str, Tensor]]:
+    """Yield the position, the path and the gradient of each piece of this rank."""
+    plan = parts.plan
+    positions = plan.positions_of_rank(parts.rank)
+    for position, one in zip(positions, plan.owned(parts.rank), strict=True):
         grad = parts.params[one.path].grad
         if grad is not None:
-            yield one.path, grad if one.whole else grad.reshape(-1)[one.start : one.stop]
+            part = grad if one.whole else grad.reshape(-1)[one.start : one.stop]
+            yield position, one.path, part
 
 
 def _check_sparse_gradients(parts: OptimizerParts) -> None:

@@ -148,7 +148,10 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
             )
         )
         self._memory = ParameterMemory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
-        self._transports = Transports(shard_group(self.process_group, self.plan))
+        self._sum_transports = Transports(self.process_group)
+        self._transports = self._sum_transports
+        if self.plan.replicas > 1:
+            self._transports = Transports(shard_group(self.process_group, self.plan))
         self._messages: dict[tuple[tuple[str, ...], int], MessagePlan] = {}
         self._local: ShardSteps | None = None
         if self._recipes is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.frontends.recipe import StateDictForm
 from sharding.shard_plan import ShardPlan
+from sharding.transport import Transport
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 
@@ -27,6 +28,8 @@ class OptimizerParts(NamedTuple):
     process_group: dist.ProcessGroup
     device: torch.device
     """The device on which ranks communicate."""
+    transports: Mapping[torch.device, Transport]
+    """Transports over all ranks, by device."""
 
     @property
     def rank(self) -> int:

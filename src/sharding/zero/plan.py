@@ -138,10 +138,35 @@ def extend_plan(
     kinds = group_kinds(recipes, groups)
     specs = tuple(one for one in specs_of_groups(params, groups, kinds) if one.path not in known)
     options = _policy_options(specs, recipes, groups, policy)
-    # With replicas, the plan of one replica is extended, by the policy of that plan.
-    made = plan.extended(specs, policy=None if plan.replicas > 1 else policy, **options)
+    made = plan.extended(specs, policy=_policy_within(plan, policy), **options)
     check_cuts(made, params, recipes)
     return made
+
+
+def _policy_within(plan: ShardPlan, policy: str | Policy) -> str | Policy | None:
+    """Return the policy for the ranks of one replica; None for the policy with which it was made.
+
+    A function that makes the replicas of the plan also decides within them, by its own options.
+    """
+    if plan.replicas == 1:
+        return policy
+    if isinstance(policy, str):
+        return None
+
+    def within_replica(problem: Problem, **options: Any) -> Assignment:
+        world = replace(
+            problem,
+            ranks=plan.world_size,
+            loads=problem.loads * plan.replicas,
+            time_loads=problem.time_loads * plan.replicas,
+            elements=problem.elements * plan.replicas,
+        )
+        found = policy(world, **options)
+        if found.replicas == plan.replicas:
+            return Assignment(found.pieces)
+        return policy(problem, **options)
+
+    return functools.update_wrapper(within_replica, policy)  # the options and cost of the policy
 
 
 def group_kinds(recipes: GroupRecipes | None, groups: Groups) -> list[Kind]:

@@ -18,7 +18,7 @@ from sharding.transport import Transport
 from sharding.zero.coalescing import MessagePlan
 from sharding.zero.full_state_dict import ConsolidatedState
 from sharding.zero.gather import GatherWork, gather_views, plan_gather
-from sharding.zero.groups import Transports, all_reduce_vector, sum_vector, vectors_of
+from sharding.zero.groups import Transports, sum_over_ranks, sum_vector, vectors_of
 from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.shard_steps import ShardSteps
@@ -43,6 +43,9 @@ class RangeStepMixin(AveragedParams):
     _local: ShardSteps | None
     _messages: dict[tuple[tuple[str, ...], int], MessagePlan]
     _transports: Transports
+    """Over the ranks of one replica."""
+    _sum_transports: Transports
+    """Over all ranks."""
     _opt_called: bool
     _collected: ConsolidatedState | None
     _waits: "list[WeakMethod[Callable[[], object]]]"
@@ -165,10 +168,13 @@ class RangeStepMixin(AveragedParams):
 
         Args:
             addends: the result of :meth:`measure`.
+
+        Raises:
+            TransportError: a rank died, or did not come; names it.
         """
-        return self.summed(
-            all_reduce_vector(addends, self.plan, self.process_group, self.join_device)
-        )
+        device = self.join_device
+        transport = self._sum_transports[device]
+        return self.summed(sum_over_ranks([addends], addends.shape, self.plan, transport, device))
 
     def summed(self, vector: Tensor) -> Tensor:
         """Return the sum over all parameters, in the order in which one process sums them.

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.storage.conversion import decode_entries, find_field_tensors
+from functional_optim.storage.conversion import find_field_tensors
 from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks, check_origin
 from sharding.transport.groups import GroupRank, format_ranks
 from sharding.zero.local_shard import LocalShard
@@ -49,10 +49,9 @@ def _class_entries(
     chain = parts.known_shards.chain_of(shard, parts.groups)
     places = {name: shard.position_of(chain, name, value) for name, value in entries.items()}
     if layout.plain.stored:
-        fields = layout.plain.dtypes
-        kept = find_field_tensors(fields, entries)
+        kept = find_field_tensors(layout.plain.dtypes, entries)
         places.update({field: places[one.values] for field, one in kept.items()})
-        entries = decode_entries(entries, fields)
+        entries = layout.plain.entries_of(entries)
     rest = {name: value for name, value in entries.items() if name != "step"}
     for name, value in with_class_step(rest, entries, parts.schema).items():
         yield name, places[name], value

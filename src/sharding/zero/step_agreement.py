@@ -8,10 +8,8 @@ ranks would wait for that rank.
 
 import logging
 
-import torch
-import torch.distributed as dist
-
 from functional_optim.frontends.loss_scale import Scaling
+from sharding.zero.collective import all_gather_bytes
 from sharding.zero.join import exchange_join_status, send_to_joined
 from sharding.zero.optimizer_parts import OptimizerParts
 
@@ -41,9 +39,8 @@ def _is_inf_anywhere(parts: OptimizerParts, scaling: Scaling) -> bool:
     """Return True if any rank has a gradient that is not finite. Collective with a scaler."""
     if scaling.found_inf is None:
         return False
-    flag = scaling.found_inf.detach().reshape(1).to(parts.device, torch.float32, copy=True)
-    dist.all_reduce(flag, dist.ReduceOp.MAX, group=parts.process_group)
-    return bool(flag.item())
+    own, what = bytes([scaling.found]), "find out if gradients are finite"
+    return any(map(any, all_gather_bytes(parts.process_group, parts.device, own, what, len(own))))
 
 
 def _log_skipped(*, here: bool) -> None:
