@@ -60,8 +60,6 @@ class GroupChains:
         """True if groups are divided by chain."""
         self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
         """For each parameter group, its own optimizer and the indices of its links."""
-        self.names: list[tuple[str, ...]] = []
-        """For each parameter group, the names of its hyper-parameters."""
         self.selectors = UnmatchedSelectors(optimizer.links, optimizer.overrides)
         self.shared: Any = initial_shared(optimizer.links)
         self.has_shared = isinstance(self.shared, Shared)
@@ -94,7 +92,6 @@ class GroupChains:
             places: the indices of its stages among all links.
         """
         self.parts.append((optimizer, places))
-        self.names.append(tuple(optimizer.hyper))
 
     def mark(self) -> tuple[int, int]:
         """Return the argument for :meth:`remove_after` that keeps the existing groups."""
@@ -103,7 +100,7 @@ class GroupChains:
     def remove_after(self, mark: tuple[int, int]) -> None:
         """Remove the groups that were added since a mark."""
         groups, self._count = mark
-        del self.parts[groups:], self.names[groups:]
+        del self.parts[groups:]
 
     def divide(self, group: Mapping[str, Any]) -> list[GroupPart]:
         """Divide a group into groups with one chain each, ordered by first parameter.
@@ -161,15 +158,14 @@ class GroupChains:
         return tuple(links)
 
     def check_common_options(
-        self, groups: Sequence[Group], more: Sequence[tuple[Optimizer, tuple[int, ...], Links]]
+        self, groups: Sequence[Group], more: Sequence[tuple[GroupPart, tuple[Any, ...]]]
     ) -> None:
         """Raise ValueError if groups differ in an option that shared scalars depend on.
 
         Args:
-            more: for each new group, its optimizer, the indices of its links, and these links with
-                the options of the group.
+            more: new groups, each with the hyper-parameters of its stages.
         """
-        chains = [LeafChain(k, own.stages, tuple(one.hyper for one in h)) for own, k, h in more]
+        chains = [LeafChain(one.places, one.optimizer.stages, hypers) for one, hypers in more]
         with_common_hypers(self.optimizer.links, [*self._chains_of(groups), *chains])
 
     def _chains_of(self, groups: Sequence[Group]) -> list[LeafChain]:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.links import Links
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState
 from functional_optim.core.state_init import init_leaf
@@ -189,7 +188,7 @@ def restore_form(
 
 
 def format_checkpoint(
-    chains: Sequence[Links],
+    chains: Sequence[tuple[Sequence[Stage], tuple[Any, ...]]],
     groups: Sequence[Mapping[str, Any]],
     state_dict: dict[str, Any],
     init_hypers: Mapping[int, tuple[Any, ...]],
@@ -197,15 +196,13 @@ def format_checkpoint(
     """Change a state dict to the form of torch.optim, and record if weight decay is decoupled.
 
     Args:
-        chains: the links of each group, with their hyper-parameters.
+        chains: the stages of each group, and their hyper-parameters.
         state_dict: of the optimizer, which is changed.
         init_hypers: for groups by number, the hyper-parameters for which their state was created.
     """
     written: dict[Any, Any] = dict(state_dict["state"])
     parts = zip(chains, state_dict["param_groups"], groups, strict=True)
-    for number, (links, kept, group) in enumerate(parts):
-        stages = tuple(link.stage for link in links)
-        hypers = tuple(link.hyper for link in links)
+    for number, ((stages, hypers), kept, group) in enumerate(parts):
         damped = group.get("dampening", 0.0) != 0.0
         for key, param in zip(kept["params"], group["params"], strict=True):
             if not stages:  # torch's strict loaders expect an entry for trainable parameters
@@ -222,8 +219,8 @@ def format_checkpoint(
     state_dict["state"] = written
     counted = with_group_steps(written, state_dict["param_groups"])
     state_dict["param_groups"] = [
-        {**group, **decay_options([link.stage for link in own])}
-        for group, own in zip(counted, chains, strict=True)
+        {**group, **decay_options(stages)}
+        for group, (stages, _) in zip(counted, chains, strict=True)
     ]
 
 

@@ -13,7 +13,6 @@ from functional_optim.core.constructor_calls import prefix_links_error
 from functional_optim.core.format import closest_name, format_value
 from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replace_fields
 from functional_optim.core.links import (
-    Links,
     apply_changes,
     expand_changes,
     parse_changes,
@@ -173,17 +172,13 @@ def params_of_groups(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [param for group in groups for param in group["params"]]
 
 
-def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> Links:
-    """Return the links of a group's chain, with the options of the group.
-
-    Args:
-        names: the names of its hyper-parameters.
-        group: with a value for each name.
+def hypers_of(own: Optimizer, group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the hyper-parameters of each stage of a group's chain, from the group's options.
 
     Raises:
         TypeError, ValueError: a value is out of bounds or missing, or its name is ambiguous.
     """
-    return GroupOptions(own, names).links(group)
+    return GroupOptions(own).checked_hypers(group)
 
 
 def copy_option_tensors(group: dict[str, Any]) -> None:
@@ -240,36 +235,14 @@ def common_options(
     return {name: groups[0][name] for name in first if all(name in own for own in others)}
 
 
-def check_group(
-    own: Optimizer, names: Sequence[str], defaults: Mapping[str, Any], group: Mapping[str, Any]
-) -> None:
-    """Check the options of a new group.
-
-    Args:
-        names: the names of its hyper-parameters.
-        defaults: the values of options that the group lacks.
-        group: the group of the caller.
-
-    Raises:
-        TypeError, ValueError: as for :func:`require_options` and :func:`links_of`.
-    """
-    require_options(group, names)
-    links_of(own, names, {**defaults, **group})
-
-
 class GroupOptions:
-    """Reader of the options of a parameter group, which checks changed options at each step.
+    """Reader of the options of a parameter group, which checks changed options at each step."""
 
-    Args:
-        names: the names of its hyper-parameters.
-    """
-
-    def __init__(self, own: Optimizer, names: Sequence[str]) -> None:
+    def __init__(self, own: Optimizer) -> None:
         self._own = own
-        self._names = dict.fromkeys(names).keys()
-        self._meant = expand_changes(
-            own.links, parse_changes(own.links, {name: name for name in names})
-        )
+        names = {name: name for name in own.hyper}
+        self._names = names.keys()
+        self._meant = expand_changes(own.links, parse_changes(own.links, names))
         self._size = 0
         """The number of entries of the group at the last read."""
         self._values: list[Any] = []
@@ -281,7 +254,7 @@ class GroupOptions:
 
         Raises:
             KeyError: an option is missing, as in torch's classes.
-            TypeError, ValueError: as for :func:`links_of`; or a torch scheduler for a schedule.
+            TypeError, ValueError: as for :func:`hypers_of`; or a torch scheduler for a schedule.
         """
         if "initial_lr" in group:
             refuse_schedulers(group)
@@ -291,12 +264,11 @@ class GroupOptions:
             self._read(group, values)
         return self._hypers
 
-    def links(self, group: Mapping[str, Any]) -> Links:
-        """Return the links of the chain: see :func:`links_of`."""
+    def checked_hypers(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the hyper-parameters of each stage: see :func:`hypers_of`."""
         self._check_names(group)
         self._read(group, [group[name] for name in self._names])
-        pairs = zip(self._own.links, self._hypers, strict=True)
-        return tuple([link._replace(hyper=hyper) for link, hyper in pairs])
+        return self._hypers
 
     def _read(self, group: Mapping[str, Any], values: list[Any]) -> None:
         """Update the hyper-parameters. If a value is refused, none is updated."""

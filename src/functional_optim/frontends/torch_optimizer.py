@@ -25,12 +25,12 @@ from functional_optim.frontends.torch_entries import (
 )
 from functional_optim.frontends.torch_groups import (
     GroupOptions,
-    check_group,
     common_options,
     copy_option_tensors,
-    links_of,
+    hypers_of,
     remove_groups,
     require_optimizer,
+    require_options,
     with_checked_params,
 )
 from functional_optim.frontends.torch_schedule import guard_schedules
@@ -110,7 +110,6 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self._optimizer = optimizer
         self._chains = self._chains_of(optimizer)
         self._steps = GroupSteps(optimizer.executor)
-        self._names = tuple(optimizer.hyper)
         self._options: dict[int, GroupOptions] = {}
         self._init_hypers: dict[int, tuple[Any, ...]] = {}
         self._loaded: dict[str, Any] = {}
@@ -165,12 +164,12 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         chains = self._chains
         if isinstance(group, dict) and "params" in group:
             if not chains.divides:
-                check_group(self._optimizer, self._names, self.defaults, group)
+                require_options(group, self._optimizer.hyper)
+                hypers_of(self._optimizer, {**self.defaults, **group})
             group = with_checked_params(group, () if chains.divides else self._optimizer.stages)
         if chains.divides and isinstance(group.get("params"), list):
             parts = chains.divide(group)
-            own = [links_of(one.optimizer, tuple(one.optimizer.hyper), one.group) for one in parts]
-            more = [(*one[1:], links) for one, links in zip(parts, own, strict=True)]
+            more = [(one, hypers_of(one.optimizer, one.group)) for one in parts]
             chains.check_common_options(self._groups(), more)
             self.defaults = {}  # torch must not add options of other parts
             for part in parts:
@@ -178,7 +177,9 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
                 chains.add(part.optimizer, part.places)
                 self._complete_state(len(self.param_groups) - 1)
             chains.write_shared(self.param_groups)
-            self.defaults = common_options(self.param_groups, chains.names)
+            self.defaults = common_options(
+                self.param_groups, [one.hyper for one, _ in chains.parts]
+            )
             return
         super().add_param_group(group)
         copy_option_tensors(self.param_groups[-1])
@@ -260,7 +261,6 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             "_optimizer": self._optimizer,
             "_chains": self._chains,
             "_steps": self._steps,
-            "_names": self._names,
             "_options": {},
             "_init_hypers": self._init_hypers,
             "_loaded": {},
@@ -288,7 +288,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         return made
 
     def _optimizer_of(self, number: int) -> Optimizer:
-        return self._chains.parts[number][0] if self._chains.divides else self._optimizer
+        return self._chains.parts[number][0]
 
     @disable_compile
     def _step(self, loss: Any, extra: Mapping[str, Any]) -> None:
@@ -316,28 +316,24 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _complete_state(self, number: int) -> None:
         """Check the state of a group's parameters, and create missing state."""
-        own, names = self._optimizer_of(number), self._names_of(number)
-        self.param_groups[number] = guard_schedules(self.param_groups[number], names)
+        own = self._optimizer_of(number)
+        self.param_groups[number] = guard_schedules(self.param_groups[number], own.hyper)
         group = self._stepped_groups()[number]
-        hypers = tuple(link.hyper for link in links_of(own, names, group))
+        hypers = hypers_of(own, group)
         complete_state(own.stages, hypers, group, self._states)
         self._init_hypers[number] = hypers
 
     def _load_group(self, number: int) -> None:
         """Complete the loaded state of a group, and restore its dtypes and storages."""
         group, own = self.param_groups[number], self._optimizer_of(number)
-        hypers = tuple(link.hyper for link in links_of(own, self._names_of(number), group))
+        hypers = hypers_of(own, group)
         group = {**group, "params": self._tensors(number)}
         kept = self._loaded["param_groups"][number]["params"]
         loaded = [self._loaded["state"].get(key, {}) for key in kept]
         restore_form(own.stages, hypers, group, loaded, self._states)
         self._complete_state(number)
 
-    def _names_of(self, number: int) -> tuple[str, ...]:
-        return self._chains.names[number] if self._chains.divides else self._names
-
     def _options_of(self, index: int) -> GroupOptions:
         if index not in self._options:
-            own = self._optimizer_of(index)
-            self._options[index] = GroupOptions(own, self._names_of(index))
+            self._options[index] = GroupOptions(self._optimizer_of(index))
         return self._options[index]

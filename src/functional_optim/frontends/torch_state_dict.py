@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.core.stage import Link
 from functional_optim.core.torch_state import has_begun
 from functional_optim.frontends.checkpoint_names import match_by_name
 from functional_optim.frontends.torch_entries import check_same_decay, format_checkpoint
@@ -21,7 +20,7 @@ def format_state_dict(optimizer: Any, state_dict: dict[str, Any]) -> None:
     for number, group in enumerate(optimizer.param_groups):
         stages = optimizer._optimizer_of(number).stages  # noqa: SLF001
         hypers = optimizer._options_of(number).hypers(group)  # noqa: SLF001
-        chains.append(tuple(map(Link, stages, hypers)))
+        chains.append((stages, hypers))
         groups.append({**group, "params": optimizer._tensors(number)})  # noqa: SLF001
     format_checkpoint(chains, groups, state_dict, optimizer._init_hypers)  # noqa: SLF001
 
