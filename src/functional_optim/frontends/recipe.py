@@ -92,13 +92,13 @@ class ComposedRecipe:
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
         self._executor = executor
-        self.optimizer = optimizer
+        self.optimizer = optimizer.using(executor=executor)
         self.defaults: dict[str, Any] = {}
         self.form = StateDictForm()
 
     def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
         """Return the whole optimizer. Options are ignored: the recipes of groups have them."""
-        return self.optimizer.using(executor=self._executor)
+        return self.optimizer
 
     def list_paths(self, params: Mapping[str, Tensor]) -> "ComposedRecipe":
         """Return a recipe that can be pickled, since selectors become lists of these parameters."""
