@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.distributed import autograd as dist_autograd
 
 from functional_optim._torch import current_context_id, is_valid_context
-from functional_optim.remote.snapshot import pack
+from functional_optim.remote.snapshot import Reading, pack
 from functional_optim.remote.versions import Lease, Versions, param_versions, read_all
-from functional_optim.remote.worker import ReadParams, WorkerLock
+from functional_optim.remote.worker import Exchange, WorkerLock
 
 LOCK = WorkerLock()
 """Lock of this process: its optimizers may have parameters in common."""
@@ -52,14 +52,14 @@ def read(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         versions, leases = param_versions(new), [Lease() for _ in new]
         made = read_all(new, versions, leases)
         for param, one, leaf, lease in zip(new, versions, made, leases, strict=True):
-            kept[id(param)] = _ReadRecord(param, leaf.tensor, one.number, lease)
+            kept[id(param)] = _ReadRecord(param, leaf, one.number, lease)
         found = {name: kept[id(param)].leaf for name, param in params.items()}
     if context_id is None:
         return {name: leaf.requires_grad_(False) for name, leaf in found.items()}
     return found
 
 
-class ContextExchange:
+class ContextExchange(Exchange):
     """Exchange with gradients of a context of this process, and readers that get copies.
 
     A worker without a part in the forward pass has no context, and so no gradients. A source that
@@ -108,7 +108,7 @@ class ContextExchange:
                 torch.autograd.graph.increment_version(one.leaf)
                 one.lease.given_back = True
 
-    def read(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> ReadParams:
+    def read(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> Reading:
         """Return copies in one buffer."""
         made = pack(params)
-        return ReadParams(made, None, made.data.numel())
+        return Reading(made, None, made.data.numel())

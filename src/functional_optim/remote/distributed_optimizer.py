@@ -17,7 +17,7 @@ from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import gather_results
 from functional_optim.remote.gradient_sources import Gradients, WorkerGradients
 from functional_optim.remote.placement import PlacedGroup, Placement, place_params, place_rrefs
-from functional_optim.remote.ray_transport import RayTransport, make_actor_worker, resolve_transport
+from functional_optim.remote.ray_transport import RayTransport, resolve_transport
 from functional_optim.remote.snapshot import Snapshot, build_snapshot
 from functional_optim.remote.staleness import StalenessLimit, WhenStale
 from functional_optim.remote.state_dicts import merge_state_dicts, split_state_dict
@@ -167,6 +167,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         made, groups, close = cls.__new__(cls), place_params(params, placement), transport is None
         recipe = resolve_recipe(optimizer_class, args, kwargs)
         actors = resolve_transport(transport, start_timeout)
+        from functional_optim.remote.ray_actor import make_actor_worker  # noqa: PLC0415  needs Ray
+
         made._start_workers(recipe, groups, actors, make_actor_worker, close=close)  # noqa: SLF001
         return made
 
@@ -394,4 +396,4 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._workers.close()
 
     def _locate(self, gradients: Gradients) -> WorkerGradients:
-        return WorkerGradients(gradients, self._workers, self._chain_groups)
+        return WorkerGradients(gradients, self._workers, self._chain_groups.params)

@@ -1,6 +1,6 @@
 """Gradients of all workers: where each worker finds them, clipping and unscaling."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from functional_optim.frontends import gradient_norms
 from functional_optim.frontends.loss_scale import check_and_unscale_
-from functional_optim.remote.chain_groups import ChainGroups
-from functional_optim.remote.placement import order_gradients
+from functional_optim.remote.placement import PlacedParam, name_gradients
 from functional_optim.remote.transport import load_torch_rpc
 from functional_optim.remote.workers import Sources, Workers
 
@@ -34,13 +33,14 @@ class WorkerGradients:
         RuntimeError: the context is not open in this process.
     """
 
-    def __init__(self, gradients: Gradients, workers: Workers, chain_groups: ChainGroups) -> None:
+    def __init__(
+        self, gradients: Gradients, workers: Workers, params: Sequence[PlacedParam]
+    ) -> None:
         self._workers = workers
         self._in_context = isinstance(gradients, int) and not isinstance(gradients, bool)
         self.sources: Sources
         if not self._in_context:
-            grads = order_gradients(gradients, chain_groups.groups, chain_groups.params)
-            self.sources = workers.split_gradients(grads)
+            self.sources = workers.split_gradients(name_gradients(gradients, params))
             return
         if not workers.transport.has_contexts:
             raise TypeError(

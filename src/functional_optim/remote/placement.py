@@ -139,10 +139,8 @@ def place_params(params: Any, placement: Placement) -> list[PlacedGroup]:
     return _build_groups(groups, lambda name, param: PlacedParam(name, workers[name], param, param))
 
 
-def order_gradients(
-    gradients: Any, groups: Sequence[PlacedGroup], params: Sequence[PlacedParam]
-) -> list[list[Tensor | None]]:
-    """Return the gradients of each group's parameters, from a list or a mapping by name.
+def name_gradients(gradients: Any, params: Sequence[PlacedParam]) -> dict[str, Tensor | None]:
+    """Return the gradient of each parameter by name, from a list or a mapping by name.
 
     ``params`` has all parameters in the order of the caller.
 
@@ -158,17 +156,14 @@ def order_gradients(
                 f"there are gradients for {format_names(unknown)}, but no such parameters; there "
                 f"are {format_names(names)}"
             )
-        grads = [gradients.get(name) for name in names]
-    elif isinstance(gradients, Sequence):
-        grads = list(gradients)
-        check_count(grads, len(names))
-    else:
+        return {name: gradients.get(name) for name in names}
+    if not isinstance(gradients, Sequence):
         raise TypeError(
             "step takes gradients, in a list or a mapping by name, or over RPC the id of a "
             f"distributed autograd context; got {format_value(gradients)}"
         )
-    by_name = dict(zip(names, grads, strict=True))
-    return [[by_name[one.name] for one in group.params] for group in groups]
+    check_count(gradients, len(names))
+    return dict(zip(names, gradients, strict=True))
 
 
 def _build_groups(

@@ -4,16 +4,13 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib import import_module
 from typing import Any
 
-from functional_optim.frontends.local_optimizer import OpaqueRecipe
-from functional_optim.frontends.recipe import Recipe
 from functional_optim.remote.futures import Failure, WorkerFuture, no_answer_error
 from functional_optim.remote.transport import START_SECONDS, check_seconds
-from functional_optim.remote.worker import WorkerGroup, WorkerOptimizer
 
 _FORBIDDEN_OPTIONS = (
     "allow_out_of_order_execution",
@@ -219,15 +216,6 @@ def resolve_transport(transport: RayTransport | None, start_timeout: float | Non
             "RayTransport(start_timeout=...), or leave transport out"
         )
     return transport
-
-
-def make_actor_worker(
-    recipe: Recipe | OpaqueRecipe, groups: Sequence[WorkerGroup]
-) -> WorkerOptimizer:
-    """Return the optimizer over a worker's parameters, in its actor."""
-    from functional_optim.remote.ray_actor import make_worker  # noqa: PLC0415  needs Ray
-
-    return make_worker(recipe, groups)
 
 
 def _start_timeout_message(seconds: float) -> str:

@@ -31,10 +31,11 @@ class Reading(NamedTuple):
 
     values: Sequence[Tensor] | Packed
     """The parameters."""
-    numbers: tuple[int, ...]
-    """The version of each parameter: its number of steps."""
     lease: Lease | None
-    """The reader returns the lease; None if no memory is shared."""
+    """The reader returns the lease; None if the reader shares no memory with the parameters."""
+    copied_bytes: int
+    numbers: tuple[int, ...] = ()
+    """The version of each parameter: its number of steps."""
 
 
 def pack(params: Sequence[Tensor]) -> Packed:

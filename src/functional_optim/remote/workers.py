@@ -71,7 +71,7 @@ class Workers:
             for worker, own in self.worker_groups.items()
         }
         """The names of each worker's parameters."""
-        self._groups = groups
+        self._groups, self._params = groups, [one for group in groups for one in group.params]
         self._waits = dict.fromkeys(self.worker_groups, 0)
         self._running_steps: dict[str, list[Future[None]]] = {
             worker: [] for worker in self.worker_groups
@@ -102,17 +102,14 @@ class Workers:
                 made[group.number] = {**own, **made[group.number]}
         return made
 
-    def split_gradients(self, gradients: Sequence[Sequence[Tensor | None]]) -> Sources:
+    def split_gradients(self, by_name: Mapping[str, Tensor | None]) -> Sources:
         """Return each worker's gradients, after a check that each gradient fits its parameter."""
-        for group, own in zip(self._groups, gradients, strict=True):
-            for one, grad in zip(group.params, own, strict=True):
-                if grad is not None:
-                    check = check_fit if one.like.is_meta else check_grad
-                    check(one.like, grad, one.name)
-        return {
-            worker: [gradients[group.number][index] for group in own for index in group.indices]
-            for worker, own in self.worker_groups.items()
-        }
+        for one in self._params:
+            grad = by_name[one.name]
+            if grad is not None:
+                check = check_fit if one.like.is_meta else check_grad
+                check(one.like, grad, one.name)
+        return {worker: [by_name[name] for name in names] for worker, names in self.names.items()}
 
     def select(self, workers: Collection[str] | None) -> list[str]:
         """Return the workers with these names, in the order of all workers; all for None."""
@@ -167,7 +164,7 @@ class Workers:
 
     def _copy_aliased(self, sources: Sources) -> Sources:
         """Copy gradients that share memory with parameters: another worker may step first."""
-        params = [one.like for group in self._groups for one in group.params]
+        params = [one.like for one in self._params]
         return {
             worker: clone_aliased(own, params) if isinstance(own, list) else own
             for worker, own in sources.items()
@@ -204,13 +201,10 @@ class Workers:
 
     def order_by_parameter(self, found: Mapping[str, Tensor]) -> list[Any]:
         """Return the workers' numbers or rows, one per parameter, in the order of the groups."""
-        made: list[list[Any]] = [[0.0] * len(group.params) for group in self._groups]
-        for worker, groups in self.worker_groups.items():
-            numbers = iter(found[worker].tolist())
-            for group in groups:
-                for index in group.indices:
-                    made[group.number][index] = next(numbers)
-        return [number for numbers in made for number in numbers]
+        by_name: dict[str, Any] = {}
+        for worker, names in self.names.items():
+            by_name.update(zip(names, found[worker].tolist(), strict=True))
+        return [by_name[one.name] for one in self._params]
 
     def state_dicts(self, groups: Groups, workers: Collection[str]) -> dict[str, Any]:
         options = self._options.current(groups)
