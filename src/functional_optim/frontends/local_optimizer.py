@@ -2,8 +2,8 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from functional_optim.core.lock import StepLock, with_lock
 from functional_optim.core.stage import Link
 from functional_optim.frontends.checkpoint_names import match_by_name
 from functional_optim.frontends.explicit_gradients import ExplicitGradients
-from functional_optim.frontends.opaque_optimizer import OpaqueOptimizer
+from functional_optim.frontends.opaque_optimizer import OpaqueOptimizer, OpaqueRecipe
 from functional_optim.frontends.recipe import (
     ChainCache,
     ClassRecipe,
@@ -82,14 +82,6 @@ class LocalOptimizer(Protocol):
         """Load options and state in torch's form. After an error, nothing has changed."""
 
 
-class OpaqueRecipe(NamedTuple):
-    """An optimizer class without a functional equivalent, with its arguments."""
-
-    make: Callable[..., Any]
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-
-
 def local_optimizer(
     optimizer_class: Any, params: Iterable[Any], *args: Any, **options: Any
 ) -> LocalOptimizer:
@@ -151,7 +143,7 @@ def bind_recipe(found: Recipe | OpaqueRecipe, params: Iterable[Any]) -> LocalOpt
     """Return a local optimizer over parameters, from a recipe of :func:`resolve_recipe`."""
     groups = as_groups(params)
     if isinstance(found, OpaqueRecipe):
-        return OpaqueOptimizer(found.make, groups, found.args, found.options)
+        return OpaqueOptimizer(found, groups)
     if isinstance(found, ClassRecipe):
         return ClassOptimizer(found, groups)
     return FunctionalOptimizer(found, groups)

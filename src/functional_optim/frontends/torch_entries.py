@@ -224,6 +224,35 @@ def format_checkpoint(
     ]
 
 
+def drop_replaced(
+    groups: Sequence[Mapping[str, Any]], states: MutableMapping[Any, dict[str, Any]]
+) -> bool:
+    """Delete the initial state of parameters that are in no group any more.
+
+    Tensor-parallel libraries replace parameters in ``param_groups`` before the first step. torch's
+    classes have no state then, but a TorchOptimizer has its initial state.
+
+    Returns:
+        True if any parameter was replaced. New parameters may have no state yet.
+
+    Raises:
+        ValueError: a parameter that was stepped is in no group; nothing has changed.
+    """
+    there = {id(param) for group in groups for param in group["params"]}
+    replaced = [key for key in states if isinstance(key, Tensor) and id(key) not in there]
+    for param in replaced:
+        if has_begun(states[param]):
+            raise ValueError(
+                f"a parameter of shape {tuple(param.shape)} has state after "
+                f"{int(states[param].get('step', 0))} steps and is in no parameter group, so a "
+                "checkpoint has no place for it: move the state to the parameter that replaces it "
+                "(optimizer.state[new] = optimizer.state.pop(old)), or pop it"
+            )
+    for param in replaced:
+        del states[param]
+    return bool(replaced)
+
+
 def check_same_decay(stages: Sequence[Stage], group: dict[str, Any]) -> None:
     """Remove the option for decoupled weight decay from a loaded group, after checking it.
 

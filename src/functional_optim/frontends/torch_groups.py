@@ -1,6 +1,6 @@
 """Options in torch's parameter groups, and their translation to hyper-parameters of stages."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -21,7 +21,7 @@ from functional_optim.core.links import (
 from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.stage import Stage
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
-from functional_optim.frontends.torch_schedule import refuse_schedulers, with_schedules
+from functional_optim.frontends.torch_schedule import GroupSchedule, refuse_schedulers
 from functional_optim.optimizer import Optimizer
 
 MAXIMIZE_OPTION = "maximize"
@@ -133,6 +133,8 @@ def loaded_groups(
 ) -> list[dict[str, Any]]:
     """Return the groups of a checkpoint, with the schedules and flags that they lack.
 
+    Checkpoints of ZeroRedundancyOptimizer have no schedules.
+
     Args:
         loaded: the groups of the checkpoint.
 
@@ -140,31 +142,16 @@ def loaded_groups(
         ValueError: a loaded group has ``maximize=True``, and the optimizer has no ``maximize``.
     """
     own = [*groups, *([{}] * (len(loaded) - len(groups)))]  # torch refuses another number of groups
+    made = []
     for one, group in zip(loaded, own, strict=False):
         if one.get(MAXIMIZE_OPTION) is True and not any(map(is_maximize, group)) and group:
             raise ValueError(
                 "this checkpoint has maximize=True, which this optimizer does not have; put "
                 "functional_optim.maximized() into the chain"
             )
-    return [
-        {**missing_flags(one, group), **one}
-        for one, group in zip(with_schedules(loaded, groups), own, strict=False)
-    ]
-
-
-def check_group_params(given: Iterable[Any], stages: Sequence[Stage]) -> None:
-    """Raise ValueError if a parameter of a new group cannot be stepped.
-
-    Args:
-        given: parameters, or pairs of a name and a parameter. torch checks other types later.
-        stages: of the chain of all parameters; empty if it is not known yet.
-    """
-    for place, one in enumerate(given):
-        name, param = one if isinstance(one, tuple) else (f"params[{place}]", one)
-        if isinstance(param, Tensor):
-            check_param(param, str(name))
-            check_writable({str(name): param})
-            check_takes_dtensor(stages, param, str(name))
+        schedules = {key: own for key, own in group.items() if isinstance(own, GroupSchedule)}
+        made.append({**missing_flags(one, group), **schedules, **one})
+    return made
 
 
 def params_of_groups(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -193,13 +180,21 @@ def with_checked_params(group: Mapping[str, Any], stages: Sequence[Stage]) -> di
     """Return a group with its parameters in a list, after checking them.
 
     Args:
-        group: the group of the caller.
+        group: the group of the caller. torch checks the types of its entries later.
         stages: of the chain; empty if the parameters have several chains.
+
+    Raises:
+        ValueError: a parameter cannot be stepped.
     """
     given = group["params"]
     if not isinstance(given, (Tensor, set)):
         given = list(given)  # an iterator can be read only once
-    check_group_params([given] if isinstance(given, Tensor) else given, stages)
+    for place, one in enumerate([given] if isinstance(given, Tensor) else given):
+        name, param = one if isinstance(one, tuple) else (f"params[{place}]", one)
+        if isinstance(param, Tensor):
+            check_param(param, str(name))
+            check_writable({str(name): param})
+            check_takes_dtensor(stages, param, str(name))
     return {**group, "params": given}
 
 

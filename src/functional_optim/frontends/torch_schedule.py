@@ -1,7 +1,7 @@
 """Schedules in parameter groups, which torch's lr_schedulers must not treat as numbers."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -152,21 +152,6 @@ def guard_schedules(group: dict[str, Any], names: Iterable[str]) -> dict[str, An
     if isinstance(group, ScheduledGroup) or not any(map(is_scheduled, options)):
         return group
     return ScheduledGroup(group)
-
-
-def with_schedules(
-    loaded: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return loaded groups, with the optimizer's schedules for options that were not saved.
-
-    Checkpoints of ZeroRedundancyOptimizer have no schedules.
-
-    Args:
-        loaded: the groups of the checkpoint.
-    """
-    own = [{k: v for k, v in one.items() if isinstance(v, GroupSchedule)} for one in groups]
-    own += [{}] * (len(loaded) - len(own))  # torch refuses another number of groups
-    return [{**kept, **one} for kept, one in zip(own, loaded, strict=False)]
 
 
 def refuse_schedulers(group: Any) -> None:

@@ -7,7 +7,7 @@ from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.stage import Stage
 from functional_optim.frontends.group_chains import GroupChains
-from functional_optim.frontends.local_optimizer import OpaqueRecipe
+from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import (
     ChainCache,
     ComposedRecipe,
@@ -111,17 +111,18 @@ class ChainGroups:
         self._divided = divided = GroupChains(recipe.optimizer)
         self._state_keys = ("step", *divided.shared_entries())
         divided.selectors.are_numbered = not all(group.named for group in self.groups)
-        groups, self.groups = self.groups, []
+        groups, self.groups, first = self.groups, [], 0
         for group in groups:
             placed = {one.name: one for one in group.params}
             pairs = [(one.name, one.like) for one in group.params]
-            for part in divided.divide({**group.options, "params": pairs}):
-                own = OptimizerRecipe(part.optimizer, None)
+            for part in divided.divide({**group.options, "params": pairs}, first):
+                own = OptimizerRecipe(part.optimizer)
                 options = options_of(guard_schedules(part.group, own.defaults))
                 params = [placed[name] for name, _ in part.group["params"]]
                 self.groups.append(PlacedGroup(params, options, group.named))
                 self._recipes.append(own)
-                divided.add(part.optimizer, part.places)
+                divided.parts.append((part.optimizer, part.places))
+            first += len(pairs)
         divided.selectors.check()
         for (_, places), group in zip(divided.parts, self.groups, strict=True):
             lacking = [

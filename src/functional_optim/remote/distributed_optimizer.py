@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.frontends.local_optimizer import OpaqueRecipe, resolve_recipe, warn_opaque
+from functional_optim.frontends.local_optimizer import resolve_recipe, warn_opaque
 from functional_optim.frontends.loss_scale import record_unscale
+from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_groups import common_options
 from functional_optim.frontends.torch_schedule import guard_schedules
@@ -187,7 +188,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._workers = Workers(transport, own, make_worker, close=close)
         self._send_lock, self._limit = threading.RLock(), StalenessLimit()
         self._built = False
-        defaults = {} if isinstance(recipe, OpaqueRecipe) else dict(recipe.defaults)
+        defaults = dict(recipe.defaults)
         options = self._workers.initial_options()
         super().__init__(list(map(PlacedGroup.to_torch, own.groups, options)), defaults)
         self.defaults = defaults or common_options(options, options)

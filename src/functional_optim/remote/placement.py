@@ -67,13 +67,9 @@ def groups_by_worker(groups: Sequence[PlacedGroup]) -> dict[str, list[WorkerGrou
     """Return the groups of each worker. A worker has only groups with parameters on that worker."""
     found: dict[str, list[WorkerGroup]] = {}
     for number, group in enumerate(groups):
-        by_worker: dict[str, list[tuple[int, PlacedParam]]] = {}
-        for index, one in enumerate(group.params):
-            by_worker.setdefault(one.worker, []).append((index, one))
-        for worker, ones in by_worker.items():
-            indices = tuple(index for index, _ in ones)
-            params = [(one.name, one.handle) for _, one in ones]
-            found.setdefault(worker, []).append(WorkerGroup(number, indices, params, group.options))
+        for worker in dict.fromkeys(one.worker for one in group.params):
+            params = [(one.name, one.handle) for one in group.params if one.worker == worker]
+            found.setdefault(worker, []).append(WorkerGroup(number, params, group.options))
     return found
 
 

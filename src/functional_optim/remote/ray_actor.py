@@ -8,7 +8,7 @@ import torch
 from ray import cloudpickle
 from torch import Tensor
 
-from functional_optim.frontends.local_optimizer import OpaqueRecipe
+from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.remote import message

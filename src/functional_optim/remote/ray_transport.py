@@ -125,7 +125,12 @@ class RayTransport:
             weakref.finalize(handle, self._forgotten[worker].append, number).atexit = False
             return handle
 
-        late = _start_timeout_message(self._start_timeout)
+        late = (
+            f"within {self._start_timeout:g} s it has not started and made what is placed on it; "
+            "if it waits for CPUs or other resources (`ray status` says so), give the cluster more "
+            "or its options less; if the machine is busy, give a start_timeout above "
+            f"{self._start_timeout:g}"
+        )
         answer = WorkerFuture(worker, self._start_timeout, late)
         return self._send(answer, worker, "place", number, (make, args), build_handle)
 
@@ -216,15 +221,6 @@ def resolve_transport(transport: RayTransport | None, start_timeout: float | Non
             "RayTransport(start_timeout=...), or leave transport out"
         )
     return transport
-
-
-def _start_timeout_message(seconds: float) -> str:
-    """Return the message of the error for an actor that did not start in time."""
-    return (
-        f"within {seconds:g} s it has not started and made what is placed on it; if it waits for "
-        "CPUs or other resources (`ray status` says so), give the cluster more or its options "
-        f"less; if the machine is busy, give a start_timeout above {seconds:g}"
-    )
 
 
 def _first_and_last_line(error: BaseException) -> str:

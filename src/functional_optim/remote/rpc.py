@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import rpc
 
-from functional_optim.frontends.local_optimizer import OpaqueRecipe
+from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.remote import contexts
 from functional_optim.remote.errors import gather_results

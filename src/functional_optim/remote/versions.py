@@ -6,14 +6,14 @@ then counts as contested: every later reader gets a copy, so that the parameter 
 """
 
 import threading
-import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from functional_optim.plan.flat.layout import copy_with_strides
 from functional_optim.plan.flat.move_checks import immovable_reasons
@@ -105,10 +105,10 @@ def read_all(
         return [one.read(param, lease) for one, param, lease in found]
 
 
-_ALL: dict[int, tuple["weakref.ref[Tensor]", Versions]] = {}
-"""For the id of each parameter, a reference to it and its versions."""
+_ALL: Any = WeakTensorKeyDictionary()
+"""The versions of each parameter."""
 
-_LOCK = threading.RLock()
+_LOCK = threading.Lock()
 
 
 def param_versions(params: Sequence[Tensor], *, movable: bool = True) -> list[Versions]:
@@ -120,20 +120,12 @@ def param_versions(params: Sequence[Tensor], *, movable: bool = True) -> list[Ve
             get copies of other parameters, and of parameters that share memory.
     """
     with _LOCK:
-        new = [one for one in params if id(one) not in _ALL or _ALL[id(one)][0]() is not one]
+        new = [one for one in params if one not in _ALL]
         reasons = immovable_reasons(new, [""] * len(new))
         for index, param in enumerate(new):
-            made = Versions(contested=index in reasons)
-            _ALL[id(param)] = weakref.ref(param), made
-            weakref.finalize(param, _remove_versions, id(param), made)
-        found = [_ALL[id(param)][1] for param in params]
+            _ALL[param] = Versions(contested=index in reasons)
+        found: list[Versions] = [_ALL[param] for param in params]
     if not movable:
         for one in found:
             one.is_contested = True
     return found
-
-
-def _remove_versions(key: int, versions: Versions) -> None:
-    with _LOCK:
-        if key in _ALL and _ALL[key][1] is versions:
-            del _ALL[key]

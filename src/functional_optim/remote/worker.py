@@ -11,8 +11,9 @@ from torch import Tensor
 from functional_optim._torch import values_of, version_of
 from functional_optim.core.links import has_gates
 from functional_optim.frontends import gradient_norms
-from functional_optim.frontends.local_optimizer import OpaqueRecipe, bind_recipe
+from functional_optim.frontends.local_optimizer import bind_recipe
 from functional_optim.frontends.loss_scale import check_and_unscale_
+from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_groups import options_of
@@ -31,8 +32,6 @@ class WorkerGroup(NamedTuple):
 
     number: int
     """The index of the parameter group."""
-    indices: tuple[int, ...]
-    """The indices of the parameters within the group."""
     params: list[tuple[str, Any]]
     """Names, and parameters or references to them."""
     options: dict[str, Any]
