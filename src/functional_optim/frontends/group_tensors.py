@@ -108,13 +108,9 @@ class GroupForm:
 
 def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str | None], list[Any]]:
     """Return the keys in the dicts of parameters, with None after each dict, and all values."""
-    dicts = list(dicts_of(state, params))
+    if len(state) == len(params) and all(map(is_, state, params)):
+        dicts = list(state.values())  # a lookup would call Tensor.__hash__, which is Python code
+    else:
+        dicts = [state.get(param, {}) for param in params]
     keys = chain.from_iterable(chain.from_iterable(zip(dicts, repeat((None,)))))
     return list(keys), list(chain.from_iterable(map(dict.values, dicts)))
-
-
-def dicts_of(state: Entries, params: Sequence[Tensor]) -> Any:
-    """Return the dict of each parameter."""
-    if len(state) == len(params) and all(map(is_, state, params)):
-        return state.values()  # a lookup would call Tensor.__hash__, which is Python code
-    return [state.get(param, {}) for param in params]

@@ -218,6 +218,7 @@ class FunctionalOptimizer:
         require_gradients_alone(recipe.optimizer, "an optimizer that is given its gradients")
         self._lock = StepLock()
         self._inner = ExplicitGradients(list(map(dict, groups)), recipe.optimizer)
+        self._hidden = self._inner.shared_entries.keys()
         self.param_groups = self._visible_groups()
 
     @property
@@ -257,15 +258,22 @@ class FunctionalOptimizer:
         self.param_groups[:] = self._visible_groups()
 
     def _visible_groups(self) -> list[dict[str, Any]]:
-        hidden = self._inner.shared_entries
+        hidden = self._hidden
         return [
             guard_schedules({key: one[key] for key in one if key not in hidden}, ())
             for one in self._inner.param_groups
         ]
 
     def _update_inner(self) -> None:
-        """Write the current options to the inner groups."""
-        for own, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+        """Write the current options to the inner groups; raise ValueError if one is missing."""
+        pairs = zip(self.param_groups, self._inner.param_groups, strict=True)
+        for number, (own, inner) in enumerate(pairs):
+            missing = inner.keys() - own.keys() - self._hidden
+            if missing:
+                raise ValueError(
+                    f"parameter group {number} has no {', '.join(sorted(missing))}; it had, so put "
+                    "it back"
+                )
             inner.update(options_of(own))
 
 

@@ -29,11 +29,6 @@ _READS: dict[int, dict[int, _ReadRecord]] = {}
 """Records by the id of the context and the id of the parameter. Protected by ``LOCK``."""
 
 
-def is_open(context_id: int) -> bool:
-    """Return True if this process takes part in a context that is still open."""
-    return is_valid_context(context_id)
-
-
 def read(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the versions that the current context reads; its first read of a parameter fixes them.
 
@@ -41,7 +36,7 @@ def read(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     context_id = current_context_id()
     with LOCK.acquire(_READS):
-        for closed in [one for one in _READS if not is_open(one)]:
+        for closed in [one for one in _READS if not is_valid_context(one)]:
             del _READS[closed]
         kept = {} if context_id is None else _READS.setdefault(context_id, {})
         # A lease is given back by the step: passes after the step read a new version.
@@ -71,7 +66,7 @@ class ContextExchange(Exchange):
         if not isinstance(source, int):
             pairs = zip(source, params, strict=True)
             return [grad if grad is None else grad.to(param.device) for grad, param in pairs]
-        if not is_open(source):
+        if not is_valid_context(source):
             return [None] * len(params)
         found = dist_autograd.get_gradients(source)
         by_id = dict(zip(map(id, found), found.values(), strict=True))

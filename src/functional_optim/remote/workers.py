@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import is_valid_context
 from functional_optim.core.aliasing import clone_aliased
 from functional_optim.core.checks import check_fit, check_grad
 from functional_optim.core.format import format_value
@@ -22,7 +23,7 @@ from functional_optim.remote.options import MissingOptionsError, OptionsSender, 
 from functional_optim.remote.placement import groups_by_worker, name_gradients
 from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import GradientVersions
-from functional_optim.remote.transport import Transport, load_torch_rpc
+from functional_optim.remote.transport import Transport
 
 Gradients = Any
 """The id of a distributed autograd context; or a gradient, or None, for each parameter: a list, or
@@ -139,7 +140,7 @@ class Workers:
                 f"these workers have no distributed autograd contexts, got the id {gradients}; "
                 "give step the gradients"
             )
-        if not load_torch_rpc().contexts.is_open(gradients):
+        if not is_valid_context(gradients):
             raise RuntimeError(
                 f"there is no distributed autograd context {gradients} in this process; call step "
                 "inside of torch.distributed.autograd.context(), with the id that it gave"
