@@ -119,7 +119,7 @@ class NamedGroups(TorchOptimizer):
         for number, change in zip(numbers, changes, strict=True):
             group = self.param_groups[number]
             group.update(change)
-            self.param_groups[number] = guard_schedules(group, self._names_of(number))
+            self.param_groups[number] = guard_schedules(group, self._optimizer_of(number).hyper)
 
     def _changes(
         self, optimizer: Optimizer, number: int, positions: set[tuple[int, str]]

@@ -141,3 +141,15 @@ def test_it_is_copied_and_pickled_with_the_optimizer() -> None:
     assert step(other) == -0.5
     with pytest.raises(TypeError, match=MESSAGE):
         schedules.ConstantLR(other, 0.5)
+
+
+@each(maker=["TorchOptimizer", "a group's own"])
+def test_a_checkpoint_without_a_schedule_leaves_that_of_the_optimizer(maker: str) -> None:
+    optimizer, other = MAKERS[maker](halving), MAKERS[maker](halving)
+    step(optimizer)
+    saved = optimizer.state_dict()
+    del saved["param_groups"][0]["lr"]  # as in sharded checkpoints
+    other.load_state_dict(saved)
+    step(other)
+    assert other.param_groups[0]["lr"](1.0) == 0.5
+    assert float(other.param_groups[0]["params"][0].detach()[0]) == 0.5

@@ -164,7 +164,7 @@ class Waiting(Doubling):
 @pytest.mark.filterwarnings("ignore:.*no functional equivalent")
 def test_steps_that_wait_are_counted() -> None:
     optimizer = over_threads(Waiting, parameters(), placement(2))
-    sources = optimizer._locate(gradients(0)).sources
+    sources = optimizer._workers.locate(gradients(0))
     taken = dict.fromkeys(optimizer.workers, GradientVersions())
     groups = optimizer.param_groups
     sent = [optimizer._workers.send_step(sources, groups, taken) for _ in range(3)]

@@ -77,15 +77,20 @@ def optimizer_factory(source: str) -> Callable[..., Optimizer]:
             f"must be {FORM} or one of {', '.join(algorithms.__all__)}, got {source!r}"
         )
     refuse_closure(found, "a command of functional-optim")
-    if isinstance(found, Optimizer):
-        return _constant(source, found)
     if isinstance(found, type) and not is_optimizer_class(found):
         kind = format_value(found)
         raise ValueError(f"{source!r} must be a function or an Optimizer, it is {kind}")
-    if not callable(found):
+    if not isinstance(found, Optimizer) and not callable(found):
         raise ValueError(f"{source!r} must be callable, it is {format_value(found)}")
 
     def build(**options: Any) -> Optimizer:
+        if isinstance(found, Optimizer):
+            if options:
+                raise TypeError(
+                    f"{source!r} is an Optimizer and takes no options, got {', '.join(options)}; "
+                    "name a function that returns it"
+                )
+            return found
         made = (
             as_functional_optim(found, **options) if is_optimizer_class(found) else found(**options)
         )
@@ -96,18 +101,6 @@ def optimizer_factory(source: str) -> Callable[..., Optimizer]:
                 f"{format_value(made)}"
             )
         return made
-
-    return build
-
-
-def _constant(source: str, optimizer: Optimizer) -> Callable[..., Optimizer]:
-    def build(**options: Any) -> Optimizer:
-        if options:
-            raise TypeError(
-                f"{source!r} is an Optimizer and takes no options, got {', '.join(options)}; name "
-                "a function that returns it"
-            )
-        return optimizer
 
     return build
 

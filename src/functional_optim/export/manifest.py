@@ -7,7 +7,6 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.state import map_state, state_tensors
 from functional_optim.core.state_init import init_leaf
 from functional_optim.core.views import real_view
+from functional_optim.version import installed_version
 
 INPUT_LISTS = ("params", "grads", "states", "steps", "hyper")
 """The arguments of a program. Each is a list of tensors."""
@@ -222,18 +222,11 @@ def build_manifest(
         "hyper": {name: to_json_number(value) for name, value in inputs.items()},
         "fixed": {name: to_json_number(value) for name, value in fixed.items()},
         "versions": {
-            "functional_optim": _own_version(),
+            "functional_optim": installed_version(),
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         },
     }
-
-
-def _own_version() -> str:
-    try:
-        return version("functional-optim")
-    except PackageNotFoundError:  # run from a source tree
-        return "unknown"
 
 
 def check_tensor(entry: Entry, tensor: Any, *, strides: bool) -> None:

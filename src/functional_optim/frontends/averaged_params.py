@@ -91,12 +91,12 @@ class AveragedParams:
         with _refuse_steps(self):
             self._is_averaged = True
             try:
-                _write(params, [average for _, average in pairs])
+                write_params(params, [average for _, average in pairs])
                 versions = list(map(version_of, params))
                 yield
                 changed = versions != list(map(version_of, params))
             finally:
-                defer_interrupts(_write, params, before)
+                defer_interrupts(write_params, params, before)
                 self._is_averaged = False
         if changed:
             raise RuntimeError(
@@ -123,7 +123,8 @@ class AveragedParams:
             _refuse(self)
 
 
-def _write(params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def write_params(params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write values into parameters in place."""
     with torch.no_grad():
         for param, value in zip(params, values, strict=True):
             param.detach().copy_(value)

@@ -1,8 +1,6 @@
 """ExplicitGradients: a TorchOptimizer that gets gradients as arguments."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from operator import is_
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +9,6 @@ from torch import Tensor
 from functional_optim.core.checks import check_count, check_grad, check_measured
 from functional_optim.core.dynamo import disable_compile
 from functional_optim.frontends.group_steps import CurrentGroups
-from functional_optim.frontends.group_tensors import Group
 from functional_optim.frontends.torch_groups import params_of_groups
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.kernels import needs_total
@@ -98,28 +95,17 @@ class ExplicitGradients(TorchOptimizer):
 
     def _current_groups(self, gradients: Sequence[Tensor | None]) -> CurrentGroups:
         groups = self._groups()
-        every = params_of_groups(self.param_groups)
+        every = self.params
         check_count(gradients, len(every))
+        by_id = dict(zip(map(id, every), gradients, strict=True))
         for group in groups:
-            if not self._optimizer_of(group.number).stages:  # a step does not check frozen groups
-                _check_gradients(group, dict(zip(map(id, every), gradients, strict=True)))
-        given = partial(_select_gradients, every, gradients)
-        return self._chains.current_groups(groups, self.state, self._leaf_state, given)
+            # A step does not check frozen groups.
+            for param, name in () if self._optimizer_of(group.number).stages else group.every():
+                grad = by_id[id(param)]
+                if grad is not None:
+                    check_grad(param, grad, name)
 
+        def gradients_of(params: list[Tensor]) -> list[Tensor | None]:
+            return list(map(by_id.__getitem__, map(id, params)))
 
-def _check_gradients(group: Group, gradients: Mapping[int, Tensor | None]) -> None:
-    """Raise TypeError or ValueError if a gradient does not fit; keys are ``id`` of parameters."""
-    for param, name in group.every():
-        grad = gradients[id(param)]
-        if grad is not None:
-            check_grad(param, grad, name)
-
-
-def _select_gradients(
-    every: Sequence[Tensor], gradients: Sequence[Tensor | None], params: list[Tensor]
-) -> list[Tensor | None]:
-    """Return the gradients of ``params``, from the gradients of all parameters ``every``."""
-    if len(params) == len(every) and all(map(is_, params, every)):
-        return list(gradients)
-    by_id = dict(zip(map(id, every), gradients, strict=True))
-    return list(map(by_id.__getitem__, map(id, params)))
+        return self._chains.current_groups(groups, self.state, self._leaf_state, gradients_of)

@@ -60,18 +60,17 @@ class GroupChains:
         """True if groups are divided by chain."""
         self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
         """For each parameter group, its own optimizer and the indices of its links."""
-        self.names: list[tuple[str, ...]] = []
-        """For each parameter group, the names of its hyper-parameters."""
         self.selectors = UnmatchedSelectors(optimizer.links, optimizer.overrides)
         self.shared: Any = initial_shared(optimizer.links)
         self.has_shared = isinstance(self.shared, Shared)
         """True if the optimizer has shared scalars."""
         self._keys = {
-            _key(name, field): (place, at)
+            f"{name}.shared.{field}": (place, at)
             for name, place in shared_labels(optimizer.links).items()
             for at, field in enumerate(self.shared.stages[place]._fields)
         }
-        """For each key of a shared scalar in a group, the link and the field of the scalar."""
+        """For each key of a shared scalar in a group, the link and the field of the scalar. No
+        hyper-parameter has such a name."""
         self._opened = {
             f"{name}.shared_opened": place
             for name, place in shared_labels(optimizer.links).items()
@@ -81,39 +80,13 @@ class GroupChains:
         self._links, self._chains = optimizer.links, list[LeafChain]()
         """Links with the hyper-parameters of the last step, and the chain of each group."""
         self._combines = any(link.stage.combine is not None for link in optimizer.links)
-        self._count = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_chains": []}
 
-    def add(self, optimizer: Optimizer, places: tuple[int, ...]) -> None:
-        """Add a group.
-
-        Args:
-            optimizer: of the chain of the group.
-            places: the indices of its stages among all links.
-        """
-        self.parts.append((optimizer, places))
-        self.names.append(tuple(optimizer.hyper))
-
-    def mark(self) -> tuple[int, int]:
-        """Return the argument for :meth:`remove_after` that keeps the existing groups."""
-        return len(self.parts), self._count
-
-    def remove_after(self, mark: tuple[int, int]) -> None:
-        """Remove the groups that were added since a mark."""
-        groups, self._count = mark
-        del self.parts[groups:], self.names[groups:]
-
-    def divide(self, group: Mapping[str, Any]) -> list[GroupPart]:
-        """Divide a group into groups with one chain each, ordered by first parameter.
-
-        Raises:
-            ValueError: a parameter on which no rule acts.
-        """
-        found = divide_group(self.optimizer, group, self._count, self.selectors, self._check)
-        self._count += len(group["params"])
-        return found
+    def divide(self, group: Mapping[str, Any], first: int) -> list[GroupPart]:
+        """Divide a group into groups with one chain each: see :func:`divide_group`."""
+        return divide_group(self.optimizer, group, first, self.selectors, self._check)
 
     def current_groups(
         self,
@@ -161,15 +134,14 @@ class GroupChains:
         return tuple(links)
 
     def check_common_options(
-        self, groups: Sequence[Group], more: Sequence[tuple[Optimizer, tuple[int, ...], Links]]
+        self, groups: Sequence[Group], more: Sequence[tuple[GroupPart, tuple[Any, ...]]]
     ) -> None:
         """Raise ValueError if groups differ in an option that shared scalars depend on.
 
         Args:
-            more: for each new group, its optimizer, the indices of its links, and these links with
-                the options of the group.
+            more: new groups, each with the hyper-parameters of its stages.
         """
-        chains = [LeafChain(k, own.stages, tuple(one.hyper for one in h)) for own, k, h in more]
+        chains = [LeafChain(one.places, one.optimizer.stages, hypers) for one, hypers in more]
         with_common_hypers(self.optimizer.links, [*self._chains_of(groups), *chains])
 
     def _chains_of(self, groups: Sequence[Group]) -> list[LeafChain]:
@@ -223,57 +195,33 @@ class GroupChains:
                 self.shared.opened[place].fill_(groups[0].get(key, groups[0][CALLS]))
         self.write_shared(groups)
 
+    def views(
+        self, groups: Sequence[Group], state_of: Callable[[Group, Tensor, str], LeafState]
+    ) -> list[Tensor]:
+        """Return the parameters to evaluate with, group by group."""
+        views: list[Tensor] = []
+        with torch.no_grad():
+            for group, chain in zip(groups, self._chains_of(groups), strict=True):
+                for param, name in group.every():
+                    state = state_of(group, param, name) if chain.stages else NO_STATE
+                    leaf = StepLeaf(len(views), param.detach(), state, chain, name)
+                    views.append(leaf_by_leaf.view_leaf(leaf))
+        return views
 
-def _key(name: str, field: str) -> str:
-    """Return the key of a shared scalar in a group. It is never the name of a hyper-parameter."""
-    return f"{name}.shared.{field}"
+    def explain(self, groups: Sequence[Group], state: Mapping[Tensor, Mapping[str, Any]]) -> str:
+        """Return which executor steps which parameters, one line for each kind of parameter.
 
-
-def viewed_params(
-    groups: Sequence[Group],
-    optimizer_of: Callable[[int], Optimizer],
-    state_of: Callable[[Group, Tensor, str], LeafState],
-) -> list[Tensor]:
-    """Return the parameters to evaluate with, group by group.
-
-    Args:
-        optimizer_of: returns the chain of a group, by number.
-        state_of: returns the state of a parameter.
-    """
-    views: list[Tensor] = []
-    with torch.no_grad():
-        for group in groups:
-            stages = optimizer_of(group.number).stages
-            chain = LeafChain((), stages, group.hypers)
-            for param, name in group.every():
-                state = state_of(group, param, name) if stages else NO_STATE
-                leaf = StepLeaf(len(views), param.detach(), state, chain, name)
-                views.append(leaf_by_leaf.view_leaf(leaf))
-    return views
-
-
-def explain_groups(
-    groups: Sequence[Group],
-    state: Mapping[Tensor, Mapping[str, Any]],
-    optimizer_of: Callable[[int], Optimizer],
-    optimizer: Optimizer,
-) -> str:
-    """Return which executor steps which parameters, and why, one line for each kind of parameter.
-
-    If there are several groups, each line begins with the number of its group.
-
-    Args:
-        optimizer_of: returns the chain of a group, by number.
-    """
-    params = [param for group in groups for param in group.params]
-    every = [stage for group in groups for stage in optimizer_of(group.number).stages]
-    executor = in_place(optimizer.executor, params, every)
-    lines: list[str] = []
-    for group in groups:
-        head = f"param_groups[{group.number}]: " if len(groups) > 1 else ""
-        stages = optimizer_of(group.number).stages
-        found = [(param, group.hypers) for param in group.params]
-        counts = [state.get(one, {}).get("step") for one in group.params]
-        step = 1.0 + max([int(one) for one in counts if is_step_count(one)] or [0])
-        lines += [head + line for line in chain_lines(stages, executor, found, step)]
-    return "\n".join([*lines, *waiting_lines(optimizer)])
+        If there are several groups, each line begins with the number of its group.
+        """
+        params = [param for group in groups for param in group.params]
+        chains = self._chains_of(groups)
+        every = [stage for chain in chains for stage in chain.stages]
+        executor = in_place(self.optimizer.executor, params, every)
+        lines: list[str] = []
+        for group, chain in zip(groups, chains, strict=True):
+            head = f"param_groups[{group.number}]: " if len(groups) > 1 else ""
+            found = [(param, group.hypers) for param in group.params]
+            counts = [state.get(one, {}).get("step") for one in group.params]
+            step = 1.0 + max([int(one) for one in counts if is_step_count(one)] or [0])
+            lines += [head + line for line in chain_lines(chain.stages, executor, found, step)]
+        return "\n".join([*lines, *waiting_lines(self.optimizer)])

@@ -113,12 +113,8 @@ class GroupSteps:
         between: BetweenRuns | None = None,
     ) -> Callable[[], object]:
         """Return the function that runs a step; arguments and errors as for :meth:`step`."""
-        held, hypers = GroupTensors.of(now.groups, now.states), list(map(HYPERS, now.groups))
-        call = None
-        for known in self._planned:  # as a rule one
-            if known.form.holds(held, hypers):
-                call = self._bound(known, held, now, measured, extra, between)
-                break
+        found, held = self._known(now)
+        call = None if found is None else self._bound(found, held, now, measured, extra, between)
         if call is not None:
             return call
         leaves = self._leaves(now)
@@ -153,10 +149,7 @@ class GroupSteps:
     ) -> Callable[[], object] | None:
         """Bind a step by plans; None if no plan fits.
 
-        Args:
-            known: the plans of the groups.
-            now, measured, extra, between: as for :meth:`step`.
-            begins: True if the state of leaves before their first step was created for this step.
+        ``begins`` is True if the state of leaves before their first step was created for this step.
         """
         params, steps = held.params, known.steps
         given = {} if extra is None else extra(params)
@@ -244,8 +237,7 @@ class GroupSteps:
         if known is None:
             numbers = [place for place, one in enumerate(now.groups) for _ in one.params]
             steps = PlannedSteps(executor, numbers, masks=self._masks, owns_shared=True)
-            stages = [chain.stages for chain in now.chains]
-            known = _Planned(GroupForm(now.groups, held, stages.__getitem__), steps)
+            known = _Planned(GroupForm(now.groups, now.chains, held), steps)
             self._planned = [known, *self._planned[: FORMS - 1]]
         return known, held
 

@@ -5,11 +5,9 @@ from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from functional_optim.core.overrides import HYPERS
-from functional_optim.core.stage import Stage
+from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.core.state import LeafState
 from functional_optim.core.state_init import StateFields
 from functional_optim.native import LOOPS
@@ -35,10 +33,6 @@ class Group(NamedTuple):
         """Return each parameter with its name for errors."""
         names = self.names or [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
         return list(zip(self.params, names, strict=True))
-
-    def kinds(self) -> set[tuple[torch.Size, torch.dtype]]:
-        """Return the shapes and dtypes of the parameters."""
-        return {(param.shape, param.dtype) for param in self.params}
 
 
 class StateOf(Protocol):
@@ -84,19 +78,18 @@ class GroupForm:
 
     Args:
         groups: that were stepped.
-        stages_of: returns the stages of a group, by its index in ``groups``.
+        chains: of the groups.
     """
 
     def __init__(
-        self,
-        groups: Sequence[Group],
-        held: GroupTensors,
-        stages_of: Callable[[int], Sequence[Stage]],
+        self, groups: Sequence[Group], chains: Sequence[LeafChain], held: GroupTensors
     ) -> None:
         self._sizes, self._keys = held.sizes, held.keys
         self._fields = [
-            StateFields(stages_of(place), one.hypers, one.kinds())
-            for place, one in enumerate(groups)
+            StateFields(
+                chain.stages, one.hypers, {(param.shape, param.dtype) for param in one.params}
+            )
+            for chain, one in zip(chains, groups, strict=True)
         ]
         self._hypers = list(map(HYPERS, groups))
         """The hyper-parameters for which the state was checked."""
@@ -115,13 +108,9 @@ class GroupForm:
 
 def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str | None], list[Any]]:
     """Return the keys in the dicts of parameters, with None after each dict, and all values."""
-    dicts = list(dicts_of(state, params))
+    if len(state) == len(params) and all(map(is_, state, params)):
+        dicts = list(state.values())  # a lookup would call Tensor.__hash__, which is Python code
+    else:
+        dicts = [state.get(param, {}) for param in params]
     keys = chain.from_iterable(chain.from_iterable(zip(dicts, repeat((None,)))))
     return list(keys), list(chain.from_iterable(map(dict.values, dicts)))
-
-
-def dicts_of(state: Entries, params: Sequence[Tensor]) -> Any:
-    """Return the dict of each parameter."""
-    if len(state) == len(params) and all(map(is_, state, params)):
-        return state.values()  # a lookup would call Tensor.__hash__, which is Python code
-    return [state.get(param, {}) for param in params]

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,43 +16,45 @@ _GRADS = threading.RLock()
 """Lock on ``.grad`` during a step, since several optimizers may have the same parameters."""
 
 
+class OpaqueRecipe(NamedTuple):
+    """An optimizer class without a functional equivalent, with its arguments."""
+
+    make: Callable[..., Any]
+    """The class, or a function that returns an optimizer. Its first argument is the parameters or
+    parameter groups."""
+    args: tuple[Any, ...]
+    options: Mapping[str, Any]
+    defaults: Mapping[str, Any] = {}
+    """Empty: only the class knows its defaults."""
+
+
 class OpaqueOptimizer:
     """A local optimizer that writes gradients to ``.grad``, and calls ``step`` of another class.
 
-    Args:
-        make: the class, or a function that returns an optimizer. Its first argument is the
-            parameters or parameter groups.
-        args: the positional arguments of ``make`` after the parameters.
-        options: the keyword arguments of ``make``.
-
     Raises:
-        TypeError: the result of ``make`` has no method ``step``.
+        TypeError: the result of the recipe has no method ``step``.
 
     Example::
 
         >>> import torch
         >>> weight = torch.ones(2, requires_grad=True)
-        >>> local = OpaqueOptimizer(torch.optim.SGD, [{"params": [weight]}], (), {"lr": 0.5})
+        >>> recipe = OpaqueRecipe(torch.optim.SGD, (), {"lr": 0.5})
+        >>> local = OpaqueOptimizer(recipe, [{"params": [weight]}])
         >>> local.step([torch.ones(2)])
         >>> weight.detach(), weight.grad
         (tensor([0.5000, 0.5000]), None)
     """
 
-    def __init__(
-        self,
-        make: Callable[..., Any],
-        groups: Sequence[dict[str, Any]],
-        args: tuple[Any, ...],
-        options: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, recipe: OpaqueRecipe, groups: Sequence[dict[str, Any]]) -> None:
         self._params: list[Tensor] = [
             one[1] if isinstance(one, tuple) else one for group in groups for one in group["params"]
         ]
         alone = len(groups) == 1 and list(groups[0]) == ["params"]
-        self._inner = make(groups[0]["params"] if alone else list(groups), *args, **options)
+        given = groups[0]["params"] if alone else list(groups)
+        self._inner = recipe.make(given, *recipe.args, **recipe.options)
         if not callable(getattr(self._inner, "step", None)):
             raise TypeError(
-                f"{format_value(make)} must make an optimizer with step(), it made "
+                f"{format_value(recipe.make)} must make an optimizer with step(), it made "
                 f"{format_value(self._inner)}"
             )
         own = params_of_groups(self.param_groups)

@@ -54,7 +54,9 @@ class StateDictForm(NamedTuple):
     frozen: bool = False
     """True if parameters that are not trained have state too."""
     options: Mapping[str, Any] = {}
-    """Other entries of the groups."""
+    """Other entries of the groups, such as a step count."""
+    counts_in_python: bool = False
+    """True if a step count is an int, not a tensor."""
 
 
 class Recipe(Protocol):
@@ -64,7 +66,7 @@ class Recipe(Protocol):
     """The options of every group, with their defaults."""
     optimizer: Optimizer
     """The chain, with the defaults."""
-    form: "StateDictForm"
+    form: StateDictForm
     """The form of its state dicts."""
 
     def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
@@ -75,35 +77,33 @@ class Recipe(Protocol):
 class OptimizerRecipe:
     """Recipe of an Optimizer with one chain. Groups have its hyper-parameters."""
 
-    def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
-        self.optimizer = optimizer.using(executor=executor)
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
         self.defaults = optimizer.hyper
         # TorchOptimizer uses the same form, so both load each other's checkpoints.
         self.form = StateDictForm(options=decay_options(optimizer.stages))
 
     def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
         values = {name: options[name] for name in self.defaults}
-        chain = Optimizer(replace_values(self.optimizer.links, values))
-        return chain.using(executor=self.optimizer.executor)
+        return Optimizer(replace_values(self.optimizer.links, values), self.optimizer.executor)
 
 
 class ComposedRecipe:
     """Recipe of an optimizer whose leaves differ in their chains. Each group has its own recipe."""
 
-    def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
-        self._executor = executor
+    def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.defaults: dict[str, Any] = {}
         self.form = StateDictForm()
 
     def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
         """Return the whole optimizer. Options are ignored: the recipes of groups have them."""
-        return self.optimizer.using(executor=self._executor)
+        return self.optimizer
 
     def list_paths(self, params: Mapping[str, Tensor]) -> "ComposedRecipe":
         """Return a recipe that can be pickled, since selectors become lists of these parameters."""
         shapes = {(name,): tuple(param.shape) for name, param in params.items()}
-        return ComposedRecipe(list_paths(self.optimizer, shapes), self._executor)
+        return ComposedRecipe(list_paths(self.optimizer, shapes))
 
     def parts(
         self, group: Mapping[str, Any], first: int, selectors: UnmatchedSelectors
@@ -112,10 +112,8 @@ class ComposedRecipe:
 
         Arguments are those of :func:`~functional_optim.frontends.group_parts.divide_group`.
         """
-        return [
-            (part, OptimizerRecipe(part.optimizer, self._executor))
-            for part in divide_group(self.optimizer, group, first, selectors)
-        ]
+        found = divide_group(self.optimizer, group, first, selectors)
+        return [(part, OptimizerRecipe(part.optimizer)) for part in found]
 
 
 class ClassRecipe:
@@ -130,7 +128,7 @@ class ClassRecipe:
         self._executor = executor
         self.defaults: dict[str, Any] = dict(probe.defaults)
         self.optimizer = self.build(self.defaults, "cpu")
-        self.form = _form_of(probe)
+        self.form = form_of(probe)
 
     def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
         arguments = (
@@ -151,7 +149,7 @@ class ClassRecipe:
         return found
 
 
-def _form_of(probe: torch.optim.Optimizer) -> StateDictForm:
+def form_of(probe: torch.optim.Optimizer) -> StateDictForm:
     """Step a probe once, and return the form of its state dicts."""
     param = probe.param_groups[0]["params"][0]
     eager = bool(probe.state[param])
@@ -161,7 +159,9 @@ def _form_of(probe: torch.optim.Optimizer) -> StateDictForm:
         return StateDictForm(eager=eager, frozen=eager)
     if "step" in probe.param_groups[0]:
         return StateDictForm(eager=eager, frozen=eager, options={"step": 0})
-    return StateDictForm("step" in probe.state[param], eager, frozen=eager)
+    step = probe.state[param].get("step")
+    in_python = isinstance(step, int)
+    return StateDictForm(step is not None, eager, eager, counts_in_python=in_python)
 
 
 def _executor_for(options: Mapping[str, Any], device: str) -> str:
@@ -239,7 +239,7 @@ def resolve_functional(optimizer_class: Any, options: Mapping[str, Any]) -> Opti
 def _recipe_of_optimizer(optimizer: Optimizer, executor: str | None) -> Recipe:
     refuse_closure(optimizer, PARTS)
     kind = ComposedRecipe if needs_groups(optimizer) else OptimizerRecipe
-    return kind(optimizer, executor)
+    return kind(optimizer.using(executor=executor))
 
 
 def class_of_functional(given: Any) -> type | None:

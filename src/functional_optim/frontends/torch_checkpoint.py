@@ -81,12 +81,13 @@ def decay_options(stages: Sequence[Stage]) -> dict[str, Any]:
     return {DECOUPLED: True} if decouples(stages) else {}
 
 
-def own_copy(value: Any) -> Any:
-    """Copy dicts and lists, and their tensors."""
+def own_copy(value: Any, device: str | None = None) -> Any:
+    """Copy dicts and lists, and their tensors; ``device`` is where the copies are, if given."""
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        copy = value.detach().clone()
+        return copy if device is None else copy.to(device)
     if isinstance(value, dict) and not isinstance(value, GroupSchedule):
-        return {key: own_copy(item) for key, item in value.items()}
+        return {key: own_copy(item, device) for key, item in value.items()}
     if isinstance(value, list):
-        return [own_copy(item) for item in value]
+        return [own_copy(item, device) for item in value]
     return value

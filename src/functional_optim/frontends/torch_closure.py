@@ -1,7 +1,7 @@
 """Front-end for optimizers that evaluate the loss, such as TorchOptimizer(params, lbfgs())."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,14 +16,14 @@ from functional_optim.core.flat_vector import add_direction, check_one_device, f
 from functional_optim.core.hyper import are_unchanged, copy_tensors
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.lock import StepLock
-from functional_optim.frontends import torch_optimizer
+from functional_optim.frontends.averaged_params import write_params
 from functional_optim.frontends.closure_interop import state_of_entries, torch_entries
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_groups import (
-    check_group_params,
     copy_option_tensors,
     options_of,
     require_options,
+    with_checked_params,
 )
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 
@@ -35,21 +35,19 @@ class TorchClosureOptimizer(TorchOptimizer):
     created in the first step. If the closure raises an error, parameters and state do not change.
     """
 
+    _optimizer: ClosureOptimizer  # type: ignore[assignment]
+    """With its hyper-parameters at construction."""
+
     @disable_compile
     def __init__(self, params: Iterable[Any], optimizer: Any) -> None:
         self._lock = StepLock()
-        self._closure_optimizer: ClosureOptimizer = optimizer
+        self._optimizer = optimizer
         torch.optim.Optimizer.__init__(self, params, copy_tensors(optimizer.hyper))
-
-    @property
-    def chain(self) -> Any:
-        """The optimizer, with its hyper-parameters at construction."""
-        return self._closure_optimizer
 
     def explain(self) -> str:
         """Return a description of the step, in one line."""
         params = self._params()
-        name, numel = self._closure_optimizer.rule.name, sum(param.numel() for param in params)
+        name, numel = self._optimizer.rule.name, sum(param.numel() for param in params)
         return (
             f"{len(params)} parameters, {numel} elements on {params[0].device}, as one flat "
             f"vector: {name}, by operations of torch"
@@ -58,7 +56,7 @@ class TorchClosureOptimizer(TorchOptimizer):
     @disable_compile
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the only group; raise ValueError for a second one."""
-        name = self._closure_optimizer.rule.name
+        name = self._optimizer.rule.name
         if self.param_groups:
             raise ValueError(
                 f"{name} takes one parameter group, since it steps one flat vector of all "
@@ -66,12 +64,9 @@ class TorchClosureOptimizer(TorchOptimizer):
             )
         group: Any = param_group
         if isinstance(group, dict) and "params" in group:
-            require_options(group, self._closure_optimizer.hyper)
-            self._closure_optimizer.replace(**{**self.defaults, **self._group_options(group)})
-            given = group["params"]
-            given = [given] if isinstance(given, Tensor) else given
-            param_group = {**group, "params": given if isinstance(given, set) else list(given)}
-            check_group_params(param_group["params"], ())
+            require_options(group, self._optimizer.hyper)
+            self._optimizer.replace(**{**self.defaults, **self._group_options(group)})
+            param_group = with_checked_params(group, ())
         torch.optim.Optimizer.add_param_group(self, param_group)
         try:
             params = self._params()
@@ -97,8 +92,14 @@ class TorchClosureOptimizer(TorchOptimizer):
             TypeError: no closure; ``extra``.
             ValueError: an option of the group that is out of bounds.
         """
-        if not callable(closure) or extra:
-            self._refuse_arguments(extra)
+        name = self._optimizer.rule.name
+        if extra:
+            raise TypeError(f"{name} takes no inputs beside the loss, so no extra=")
+        if not callable(closure):
+            raise TypeError(
+                f"{name} evaluates the loss several times in a step: write step(closure), with a "
+                "function that clears the gradients, calls loss.backward() and returns the loss"
+            )
         return self._step_locked(closure)
 
     @disable_compile
@@ -112,7 +113,7 @@ class TorchClosureOptimizer(TorchOptimizer):
         before = [param.detach().clone() for param in params]
 
         def evaluate(point: Point) -> tuple[float, Tensor]:
-            _write(params, point)
+            write_params(params, point)
             with torch.enable_grad():
                 loss = closure()
             return float(loss), _gradient_of(params)
@@ -132,23 +133,14 @@ class TorchClosureOptimizer(TorchOptimizer):
                 own.values,
             )
         except BaseException:
-            defer_interrupts(_write, params, before)
+            defer_interrupts(write_params, params, before)
             raise
         self._lock.run(self._finish, params, after, state)
         return first
 
     def _finish(self, params: list[Tensor], after: Point, state: Any) -> None:
-        _write(params, after)
+        write_params(params, after)
         self.state[params[0]] = torch_entries(state)
-
-    def _refuse_arguments(self, extra: Any) -> NoReturn:
-        name = self._closure_optimizer.rule.name
-        if extra:
-            raise TypeError(f"{name} takes no inputs beside the loss, so no extra=")
-        raise TypeError(
-            f"{name} evaluates the loss several times in a step: write step(closure), with a "
-            "function that clears the gradients, calls loss.backward() and returns the loss"
-        )
 
     @disable_compile
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -186,7 +178,7 @@ class TorchClosureOptimizer(TorchOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {
             **torch.optim.Optimizer.__getstate__(self),
-            "_closure_optimizer": self._closure_optimizer,
+            "_optimizer": self._optimizer,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -201,31 +193,23 @@ class TorchClosureOptimizer(TorchOptimizer):
 
     def _read(self) -> Any:
         params = self._params()
-        return state_of_entries(self._closure_optimizer, self.state.get(params[0], {}), params)
+        return state_of_entries(self._optimizer, self.state.get(params[0], {}), params)
 
     def _group_options(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        names = self._closure_optimizer.hyper
+        names = self._optimizer.hyper
         return {name: value for name, value in options_of(group).items() if name in names}
 
     def _current(self) -> ClosureOptimizer:
         """Return the optimizer with the current options of the group."""
         options = self._group_options(self.param_groups[0])
-        missing = self._closure_optimizer.hyper.keys() - options
+        missing = self._optimizer.hyper.keys() - options
         if missing:
             raise ValueError(f"the parameter group has no {', '.join(sorted(missing))}")
-        known = self._closure_optimizer.hyper
+        known = self._optimizer.hyper
         if are_unchanged(list(known.values()), [options[name] for name in known]):
-            return self._closure_optimizer
-        return self._closure_optimizer.replace(**options)
+            return self._optimizer
+        return self._optimizer.replace(**options)
 
 
 def _gradient_of(params: list[Tensor]) -> Tensor:
     return flatten_grads(params, [param.grad for param in params])
-
-
-def _write(params: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    for param, value in zip(params, values, strict=True):
-        param.detach().copy_(value)
-
-
-torch_optimizer._FOR_CLOSURES.append(TorchClosureOptimizer)  # noqa: SLF001  registered there

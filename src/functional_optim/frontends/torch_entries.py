@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.links import Links
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState
 from functional_optim.core.state_init import init_leaf
@@ -204,7 +203,7 @@ def restore_form(
 
 
 def format_checkpoint(
-    chains: Sequence[Links],
+    chains: Sequence[tuple[Sequence[Stage], tuple[Any, ...]]],
     groups: Sequence[Mapping[str, Any]],
     state_dict: dict[str, Any],
     init_hypers: Mapping[int, tuple[Any, ...]],
@@ -215,15 +214,13 @@ def format_checkpoint(
     values between dtypes, so 8-bit codes would be loaded as values of any other kind of state.
 
     Args:
-        chains: the links of each group, with their hyper-parameters.
+        chains: the stages of each group, and their hyper-parameters.
         state_dict: of the optimizer, which is changed.
         init_hypers: for groups by number, the hyper-parameters for which their state was created.
     """
     written: dict[Any, Any] = dict(state_dict["state"])
     parts = zip(chains, state_dict["param_groups"], groups, strict=True)
-    for number, (links, kept, group) in enumerate(parts):
-        stages = tuple(link.stage for link in links)
-        hypers = tuple(link.hyper for link in links)
+    for number, ((stages, hypers), kept, group) in enumerate(parts):
         damped = group.get("dampening", 0.0) != 0.0
         for key, param in zip(kept["params"], group["params"], strict=True):
             if not stages:  # torch's strict loaders expect an entry for trainable parameters
@@ -240,9 +237,38 @@ def format_checkpoint(
     state_dict["state"] = written
     counted = with_group_steps(written, state_dict["param_groups"])
     state_dict["param_groups"] = [
-        {**group, **decay_options([link.stage for link in own])}
-        for group, own in zip(counted, chains, strict=True)
+        {**group, **decay_options(stages)}
+        for group, (stages, _) in zip(counted, chains, strict=True)
     ]
+
+
+def drop_replaced(
+    groups: Sequence[Mapping[str, Any]], states: MutableMapping[Any, dict[str, Any]]
+) -> bool:
+    """Delete the initial state of parameters that are in no group any more.
+
+    Tensor-parallel libraries replace parameters in ``param_groups`` before the first step. torch's
+    classes have no state then, but a TorchOptimizer has its initial state.
+
+    Returns:
+        True if any parameter was replaced. New parameters may have no state yet.
+
+    Raises:
+        ValueError: a parameter that was stepped is in no group; nothing has changed.
+    """
+    there = {id(param) for group in groups for param in group["params"]}
+    replaced = [key for key in states if isinstance(key, Tensor) and id(key) not in there]
+    for param in replaced:
+        if has_begun(states[param]):
+            raise ValueError(
+                f"a parameter of shape {tuple(param.shape)} has state after "
+                f"{int(states[param].get('step', 0))} steps and is in no parameter group, so a "
+                "checkpoint has no place for it: move the state to the parameter that replaces it "
+                "(optimizer.state[new] = optimizer.state.pop(old)), or pop it"
+            )
+    for param in replaced:
+        del states[param]
+    return bool(replaced)
 
 
 def check_same_decay(stages: Sequence[Stage], group: dict[str, Any]) -> None:

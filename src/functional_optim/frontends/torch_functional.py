@@ -58,29 +58,17 @@ class TorchFunctional:
             module = optimizer.script(params).module
         else:
             module = ScriptedOptimizer([optimizer.links], [], [], [], [], State([])).module
-            module.step_param = _StepAnyParam(optimizer)
+            module.step_param = _step_any_param(optimizer)
         module.param_group = {"params": params, **optimizer.hyper}
         return module
 
 
-class _StepAnyParam:
-    """``step_param`` for any parameter, which keeps the state of each parameter.
+def _step_any_param(optimizer: Optimizer) -> Callable[[Tensor, Tensor | None], None]:
+    """Return ``step_param`` for any parameter, which keeps the state of each parameter."""
+    states: dict[Tensor, State] = {}
 
-    Args:
-        optimizer: steps each parameter alone.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._states: dict[Tensor, State] = {}
-
-    def __call__(self, param: Tensor, gradient: Tensor | None) -> None:
-        """Step one parameter. Do nothing if its gradient is None.
-
-        Raises:
-            ValueError: the gradient does not fit, or the chain needs all gradients at once.
-        """
-        measured = [stage.name for stage in self._optimizer.stages if is_measured(stage)]
+    def step_param(param: Tensor, gradient: Tensor | None) -> None:
+        measured = [stage.name for stage in optimizer.stages if is_measured(stage)]
         if measured:
             raise ValueError(
                 f"{measured[0]} needs the gradients of all parameters at once: make this optimizer "
@@ -88,12 +76,14 @@ class _StepAnyParam:
             )
         if gradient is None:
             return
-        state = self._states.get(param)
+        state = states.get(param)
         if state is None:
             with torch.no_grad():
-                state = self._optimizer.init(param)
-        self._optimizer.update_(param, gradient, state)
-        self._states[param] = state
+                state = optimizer.init(param)
+        optimizer.update_(param, gradient, state)
+        states[param] = state
+
+    return step_param
 
 
 def install(key: Hashable, factory: Callable[..., Optimizer], *, replace: bool) -> None:

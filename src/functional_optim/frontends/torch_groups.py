@@ -1,6 +1,6 @@
 """Options in torch's parameter groups, and their translation to hyper-parameters of stages."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -13,7 +13,6 @@ from functional_optim.core.constructor_calls import prefix_links_error
 from functional_optim.core.format import closest_name, format_value
 from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replace_fields
 from functional_optim.core.links import (
-    Links,
     apply_changes,
     expand_changes,
     parse_changes,
@@ -22,7 +21,7 @@ from functional_optim.core.links import (
 from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.stage import Stage
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
-from functional_optim.frontends.torch_schedule import refuse_schedulers, with_schedules
+from functional_optim.frontends.torch_schedule import is_scheduled, refuse_schedulers
 from functional_optim.optimizer import Optimizer
 
 MAXIMIZE_OPTION = "maximize"
@@ -134,6 +133,9 @@ def loaded_groups(
 ) -> list[dict[str, Any]]:
     """Return the groups of a checkpoint, with the schedules and flags that they lack.
 
+    Folders of ``torch.distributed.checkpoint`` have no schedules. It loads into the state dict of
+    the optimizer, and first replaces a function in a tuple by None.
+
     Args:
         loaded: the groups of the checkpoint.
 
@@ -141,31 +143,21 @@ def loaded_groups(
         ValueError: a loaded group has ``maximize=True``, and the optimizer has no ``maximize``.
     """
     own = [*groups, *([{}] * (len(loaded) - len(groups)))]  # torch refuses another number of groups
+    made = []
     for one, group in zip(loaded, own, strict=False):
         if one.get(MAXIMIZE_OPTION) is True and not any(map(is_maximize, group)) and group:
             raise ValueError(
                 "this checkpoint has maximize=True, which this optimizer does not have; put "
                 "functional_optim.maximized() into the chain"
             )
-    return [
-        {**missing_flags(one, group), **one}
-        for one, group in zip(with_schedules(loaded, groups), own, strict=False)
-    ]
+        schedules = {k: own for k, own in group.items() if k != "params" and is_scheduled(own)}
+        given = {k: own for k, own in one.items() if k not in schedules or _is_set(own)}
+        made.append({**missing_flags(one, group), **schedules, **given})
+    return made
 
 
-def check_group_params(given: Iterable[Any], stages: Sequence[Stage]) -> None:
-    """Raise ValueError if a parameter of a new group cannot be stepped.
-
-    Args:
-        given: parameters, or pairs of a name and a parameter. torch checks other types later.
-        stages: of the chain of all parameters; empty if it is not known yet.
-    """
-    for place, one in enumerate(given):
-        name, param = one if isinstance(one, tuple) else (f"params[{place}]", one)
-        if isinstance(param, Tensor):
-            check_param(param, str(name))
-            check_writable({str(name): param})
-            check_takes_dtensor(stages, param, str(name))
+def _is_set(value: Any) -> bool:
+    return not (isinstance(value, tuple) and None in value)
 
 
 def params_of_groups(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -173,17 +165,13 @@ def params_of_groups(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [param for group in groups for param in group["params"]]
 
 
-def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> Links:
-    """Return the links of a group's chain, with the options of the group.
-
-    Args:
-        names: the names of its hyper-parameters.
-        group: with a value for each name.
+def hypers_of(own: Optimizer, group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the hyper-parameters of each stage of a group's chain, from the group's options.
 
     Raises:
         TypeError, ValueError: a value is out of bounds or missing, or its name is ambiguous.
     """
-    return GroupOptions(own, names).links(group)
+    return GroupOptions(own).checked_hypers(group)
 
 
 def copy_option_tensors(group: dict[str, Any]) -> None:
@@ -198,13 +186,21 @@ def with_checked_params(group: Mapping[str, Any], stages: Sequence[Stage]) -> di
     """Return a group with its parameters in a list, after checking them.
 
     Args:
-        group: the group of the caller.
+        group: the group of the caller. torch checks the types of its entries later.
         stages: of the chain; empty if the parameters have several chains.
+
+    Raises:
+        ValueError: a parameter cannot be stepped.
     """
     given = group["params"]
     if not isinstance(given, (Tensor, set)):
         given = list(given)  # an iterator can be read only once
-    check_group_params([given] if isinstance(given, Tensor) else given, stages)
+    for place, one in enumerate([given] if isinstance(given, Tensor) else given):
+        name, param = one if isinstance(one, tuple) else (f"params[{place}]", one)
+        if isinstance(param, Tensor):
+            check_param(param, str(name))
+            check_writable({str(name): param})
+            check_takes_dtensor(stages, param, str(name))
     return {**group, "params": given}
 
 
@@ -240,36 +236,14 @@ def common_options(
     return {name: groups[0][name] for name in first if all(name in own for own in others)}
 
 
-def check_group(
-    own: Optimizer, names: Sequence[str], defaults: Mapping[str, Any], group: Mapping[str, Any]
-) -> None:
-    """Check the options of a new group.
-
-    Args:
-        names: the names of its hyper-parameters.
-        defaults: the values of options that the group lacks.
-        group: the group of the caller.
-
-    Raises:
-        TypeError, ValueError: as for :func:`require_options` and :func:`links_of`.
-    """
-    require_options(group, names)
-    links_of(own, names, {**defaults, **group})
-
-
 class GroupOptions:
-    """Reader of the options of a parameter group, which checks changed options at each step.
+    """Reader of the options of a parameter group, which checks changed options at each step."""
 
-    Args:
-        names: the names of its hyper-parameters.
-    """
-
-    def __init__(self, own: Optimizer, names: Sequence[str]) -> None:
+    def __init__(self, own: Optimizer) -> None:
         self._own = own
-        self._names = dict.fromkeys(names).keys()
-        self._meant = expand_changes(
-            own.links, parse_changes(own.links, {name: name for name in names})
-        )
+        names = {name: name for name in own.hyper}
+        self._names = names.keys()
+        self._meant = expand_changes(own.links, parse_changes(own.links, names))
         self._size = 0
         """The number of entries of the group at the last read."""
         self._values: list[Any] = []
@@ -281,7 +255,7 @@ class GroupOptions:
 
         Raises:
             KeyError: an option is missing, as in torch's classes.
-            TypeError, ValueError: as for :func:`links_of`; or a torch scheduler for a schedule.
+            TypeError, ValueError: as for :func:`hypers_of`; or a torch scheduler for a schedule.
         """
         if "initial_lr" in group:
             refuse_schedulers(group)
@@ -291,12 +265,11 @@ class GroupOptions:
             self._read(group, values)
         return self._hypers
 
-    def links(self, group: Mapping[str, Any]) -> Links:
-        """Return the links of the chain: see :func:`links_of`."""
+    def checked_hypers(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the hyper-parameters of each stage: see :func:`hypers_of`."""
         self._check_names(group)
         self._read(group, [group[name] for name in self._names])
-        pairs = zip(self._own.links, self._hypers, strict=True)
-        return tuple([link._replace(hyper=hyper) for link, hyper in pairs])
+        return self._hypers
 
     def _read(self, group: Mapping[str, Any], values: list[Any]) -> None:
         """Update the hyper-parameters. If a value is refused, none is updated."""

@@ -19,6 +19,7 @@ from functional_optim.core.state import LeafState, State, map_state
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import Path, flatten, leaf_states, path_name
 from functional_optim.frontends.closure_interop import closure_from_torch, closure_state_dict
+from functional_optim.frontends.recipe import StateDictForm, form_of
 from functional_optim.frontends.registry import (
     as_functional_optim,
     factory_of,
@@ -28,9 +29,9 @@ from functional_optim.frontends.torch_arguments import (
     EXECUTION_OPTIONS,
     is_open,
     is_optimizer_class,
-    step_once,
 )
 from functional_optim.frontends.torch_checkpoint import DECOUPLED, decouples, torch_step
+from functional_optim.frontends.torch_schedule import is_scheduled
 from functional_optim.optimizer import Optimizer
 from functional_optim.storage.conversion import plain_entries
 
@@ -209,49 +210,30 @@ def to_torch_state_dict(
     require_one_chain(optimizer, "to_torch_state_dict")
     _refuse_schedules(optimizer)
     cls = torch_class_of(optimizer) if cls is None else cls
-    kept = _probe(cls, {**optimizer.hyper, **(options or {})})
+    arguments = inspect.signature(cls).parameters
+    given = {**optimizer.hyper, **(options or {})}
+    matrix = torch.zeros(1, 1, requires_grad=True)  # some classes need matrices
+    probe: Any = cls([matrix], **{key: given[key] for key in given if key in arguments})
+    form = form_of(probe)
     states = _states_by_path(optimizer, params, state)
     groups: list[dict[str, Any]] = []
     entries: dict[int, dict[str, Any]] = {}
     number = 0
     for index, paths in enumerate(_grouped_paths(optimizer, params)):
         named = _group_options(optimizer, paths or [(index,)], options or {})
-        if DECOUPLED in kept.options:  # here it follows from the stages
+        if DECOUPLED in probe.defaults:  # here it follows from the stages
             named.setdefault(DECOUPLED, decouples(optimizer.stages))
-        named = _known_options(cls, kept, named)
-        groups.append({**kept.options, **named, "params": []})
+        named = _known_options(cls, probe.defaults, named)
+        groups.append({**probe.defaults, **named, "params": []})
         for path in paths:
-            made = _torch_entries(optimizer, path, *states[path], kept)
+            made = _torch_entries(optimizer, path, *states[path], form)
             if made:
                 entries[number] = made
             groups[-1]["params"].append(number)
             number += 1
-        if kept.counts_in_group:
+        if "step" in form.options:
             groups[-1]["step"] = _common_step([states[path][1] for path in paths])
     return {"state": entries, "param_groups": groups}
-
-
-class _StateForm(NamedTuple):
-    """Form of the state of a torch.optim class."""
-
-    options: dict[str, Any]
-    counts_steps: bool
-    """True if the state of each parameter has a step count."""
-    counts_in_group: bool
-    """True if each parameter group has a step count."""
-    counts_in_python: bool
-    """True if the step count is an int, not a tensor."""
-
-
-def _probe(cls: Any, named: Mapping[str, Any]) -> _StateForm:
-    """Step an instance of a class once, and return the form of its state."""
-    probe = torch.zeros(1, 1, requires_grad=True)  # a matrix, since some classes need matrices
-    arguments = inspect.signature(cls).parameters
-    instance = cls([probe], **{key: value for key, value in named.items() if key in arguments})
-    step_once(instance, probe)
-    group, entries = instance.param_groups[0], instance.state[probe]
-    in_python = isinstance(entries.get("step"), int)
-    return _StateForm(dict(instance.defaults), "step" in entries, "step" in group, in_python)
 
 
 def torch_class_of(optimizer: Optimizer) -> type:
@@ -290,11 +272,10 @@ def _grouped_paths(optimizer: Optimizer, params: Any) -> list[list[Path]]:
     """Return the paths of tensors, group by group, with dicts in the order of insertion."""
     namespace = optimizer.namespace or "functional_optim"
     with optree.dict_insertion_ordered(True, namespace=namespace):
-        paths, leaves, _ = optree.tree_flatten_with_path(params, namespace=namespace)
+        paths: list[Path] = optree.tree_paths(params, namespace=namespace)
     if isinstance(params, (tuple, list)) and all(isinstance(group, dict) for group in params):
         return [[path for path in paths if path[0] == index] for index in range(len(params))]
-    assert len(leaves) == len(paths)
-    return [list(paths)]
+    return [paths]
 
 
 def _states_by_path(
@@ -332,24 +313,23 @@ def _refuse_schedules(optimizer: Optimizer) -> None:
     changes = [change for _, changed in optimizer.overrides for change in changed]
     named = [*optimizer.hyper.items(), *((field, value) for _, field, value in changes)]
     for name, value in named:
-        for one in value if isinstance(value, tuple) else (value,):
-            if callable(one) and not isinstance(one, Tensor):
-                raise ValueError(
-                    f"{name} is a schedule; torch.optim keeps numbers: replace() it first"
-                )
+        if is_scheduled(value):
+            raise ValueError(f"{name} is a schedule; torch.optim keeps numbers: replace() it first")
 
 
-def _known_options(cls: type, kept: _StateForm, named: Mapping[str, Any]) -> dict[str, Any]:
+def _known_options(
+    cls: type, defaults: Mapping[str, Any], named: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the options of a group, without flags that are False and that the class lacks.
 
     Raises:
         ValueError: an option of the class is missing, or the class lacks an option.
     """
     # A class without a flag behaves as if the flag were False.
-    named = {key: one for key, one in named.items() if key in kept.options or one is not False}
-    own = [key for key in kept.options if key not in EXECUTION_OPTIONS]
+    named = {key: one for key, one in named.items() if key in defaults or one is not False}
+    own = [key for key in defaults if key not in EXECUTION_OPTIONS]
     untold = [key for key in own if key not in named]
-    unknown = [key for key in named if key not in kept.options]
+    unknown = [key for key in named if key not in defaults]
     if untold or unknown:
         raise ValueError(
             f"{cls.__name__} and this chain name their hyper-parameters differently: "
@@ -376,11 +356,11 @@ def _common_step(states: list[LeafState]) -> int:
 
 
 def _torch_entries(
-    optimizer: Optimizer, path: Path, param: Tensor, state: LeafState, kept: _StateForm
+    optimizer: Optimizer, path: Path, param: Tensor, state: LeafState, form: StateDictForm
 ) -> dict[str, Any]:
     stages, hypers = optimizer.stages, optimizer.hypers_at(path)
     entries = plain_entries(stages, hypers, param, to_entries(stages, hypers, param, state))
     step = entries.pop("step")
-    if not kept.counts_steps:
+    if "step" in form.options or not form.counts_steps:
         return entries if int(step) > 0 else {}
-    return {"step": int(step) if kept.counts_in_python else torch_step(step), **entries}
+    return {"step": int(step) if form.counts_in_python else torch_step(step), **entries}

@@ -12,34 +12,34 @@ from functional_optim.core.dynamo import disable_compile
 from functional_optim.core.lock import StepLock
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.averaged_params import AveragedParams
-from functional_optim.frontends.group_chains import GroupChains, explain_groups, viewed_params
+from functional_optim.frontends.checkpoint_names import match_by_name
+from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_steps import GroupSteps
 from functional_optim.frontends.group_tensors import Group
 from functional_optim.frontends.param_inputs import list_inputs
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_entries import (
     States,
+    check_same_decay,
     complete_state,
+    drop_replaced,
+    format_checkpoint,
     leaf_state,
     restore_form,
 )
 from functional_optim.frontends.torch_groups import (
     GroupOptions,
-    check_group,
     common_options,
     copy_option_tensors,
-    links_of,
+    hypers_of,
+    loaded_groups,
+    params_of_groups,
     remove_groups,
     require_optimizer,
+    require_options,
     with_checked_params,
 )
 from functional_optim.frontends.torch_schedule import guard_schedules
-from functional_optim.frontends.torch_state_dict import (
-    complete_loaded,
-    complete_replaced,
-    format_state_dict,
-    store_loaded,
-)
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.shared_numbers import shared_by_name
 
@@ -47,9 +47,6 @@ _FLAT_WAS_REMOVED = (
     "the argument flat of TorchOptimizer was removed: leave it out; to keep parameters, gradients "
     "and state in flat buffers, use optimizer.bind(params)"
 )
-
-_FOR_CLOSURES: list[type["TorchOptimizer"]] = []
-"""The subclass for a :class:`ClosureOptimizer`. It adds itself to this list when it is imported."""
 
 
 class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
@@ -98,8 +95,13 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         if "flat" in kwargs:
             raise TypeError(_FLAT_WAS_REMOVED)
         given = kwargs.get("optimizer", args[1] if len(args) > 1 else None)
-        is_closure = cls is TorchOptimizer and isinstance(given, ClosureOptimizer)
-        kind: Any = _FOR_CLOSURES[0] if is_closure else cls
+        kind: Any = cls
+        if cls is TorchOptimizer and isinstance(given, ClosureOptimizer):
+            from functional_optim.frontends.torch_closure import (  # noqa: PLC0415  a subclass
+                TorchClosureOptimizer,
+            )
+
+            kind = TorchClosureOptimizer
         made: Self = object.__new__(kind)
         return made
 
@@ -110,7 +112,6 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self._optimizer = optimizer
         self._chains = self._chains_of(optimizer)
         self._steps = GroupSteps(optimizer.executor)
-        self._names = tuple(optimizer.hyper)
         self._options: dict[int, GroupOptions] = {}
         self._init_hypers: dict[int, tuple[Any, ...]] = {}
         self._loaded: dict[str, Any] = {}
@@ -147,17 +148,17 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def explain(self) -> str:
         """Return how the executor steps each kind of parameter, and why, if all gates are open."""
-        return explain_groups(self._groups(), self._states, self._optimizer_of, self._optimizer)
+        return self._chains.explain(self._groups(), self._states)
 
     @disable_compile
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group as in torch, and create its state. After an error, nothing has changed."""
-        count, mark, defaults = len(self.param_groups), self._chains.mark(), self.defaults
+        count, defaults = len(self.param_groups), self.defaults
         try:
             self._add_group(param_group)
         except BaseException:  # also KeyboardInterrupt
             remove_groups(self, count, self._options, self._init_hypers)
-            self._chains.remove_after(mark)
+            del self._chains.parts[count:]
             self.defaults = defaults
             raise
 
@@ -165,30 +166,32 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         chains = self._chains
         if isinstance(group, dict) and "params" in group:
             if not chains.divides:
-                check_group(self._optimizer, self._names, self.defaults, group)
+                require_options(group, self._optimizer.hyper)
+                hypers_of(self._optimizer, {**self.defaults, **group})
             group = with_checked_params(group, () if chains.divides else self._optimizer.stages)
         if chains.divides and isinstance(group.get("params"), list):
-            parts = chains.divide(group)
-            own = [links_of(one.optimizer, tuple(one.optimizer.hyper), one.group) for one in parts]
-            more = [(*one[1:], links) for one, links in zip(parts, own, strict=True)]
+            parts = chains.divide(group, len(params_of_groups(self.param_groups)))
+            more = [(one, hypers_of(one.optimizer, one.group)) for one in parts]
             chains.check_common_options(self._groups(), more)
             self.defaults = {}  # torch must not add options of other parts
             for part in parts:
                 super().add_param_group(part.group)
-                chains.add(part.optimizer, part.places)
+                chains.parts.append((part.optimizer, part.places))
                 self._complete_state(len(self.param_groups) - 1)
             chains.write_shared(self.param_groups)
-            self.defaults = common_options(self.param_groups, chains.names)
+            self.defaults = common_options(
+                self.param_groups, [one.hyper for one, _ in chains.parts]
+            )
             return
         super().add_param_group(group)
         copy_option_tensors(self.param_groups[-1])
         if chains.divides:
             raise TypeError("params must be parameters, or pairs of a name and a parameter")
-        chains.add(self._optimizer, tuple(range(len(self._optimizer.links))))
+        chains.parts.append((self._optimizer, tuple(range(len(self._optimizer.links)))))
         self._complete_state(len(self.param_groups) - 1)
 
     def _viewed(self) -> list[Tensor]:
-        return viewed_params(self._groups(), self._optimizer_of, self._leaf_state)
+        return self._chains.views(self._groups(), self._leaf_state)
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -241,7 +244,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         before = (self.state, self.param_groups)
         shared = self._chains.shared_entries()
         # It must run after the hooks of the caller, which may return another dict.
-        handle = self.register_load_state_dict_pre_hook(store_loaded)
+        store: Any = TorchOptimizer._store_loaded
+        handle = self.register_load_state_dict_pre_hook(store)
         try:
             super().load_state_dict(own_copy(state_dict))
         except Exception:
@@ -260,7 +264,6 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             "_optimizer": self._optimizer,
             "_chains": self._chains,
             "_steps": self._steps,
-            "_names": self._names,
             "_options": {},
             "_init_hypers": self._init_hypers,
             "_loaded": {},
@@ -274,9 +277,47 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _translate_checkpoints(self) -> None:
         """Register the hooks for state dicts in torch's form, before the hooks of the caller."""
-        self.register_state_dict_pre_hook(complete_replaced)
-        self.register_state_dict_post_hook(format_state_dict, prepend=True)
-        self.register_load_state_dict_post_hook(complete_loaded, prepend=True)
+        before: Any = TorchOptimizer._complete_replaced  # torch calls a hook with the optimizer
+        after: Any = TorchOptimizer._format_state_dict
+        loaded: Any = TorchOptimizer._complete_loaded
+        self.register_state_dict_pre_hook(before)
+        self.register_state_dict_post_hook(after, prepend=True)
+        self.register_load_state_dict_post_hook(loaded, prepend=True)
+
+    def _complete_replaced(self) -> None:
+        """Create state for parameters that replaced other parameters in ``param_groups``."""
+        if drop_replaced(self.param_groups, self.state):
+            for number in range(len(self.param_groups)):
+                self._complete_state(number)
+
+    def _format_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Change a state dict to torch's form."""
+        chains, groups = [], []
+        for number, group in enumerate(self.param_groups):
+            hypers = self._options_of(number).hypers(group)
+            chains.append((self._optimizer_of(number).stages, hypers))
+            groups.append({**group, "params": self._tensors(number)})
+        format_checkpoint(chains, groups, state_dict, self._init_hypers)
+
+    def _store_loaded(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a state dict with groups in the order of this optimizer, and store it."""
+        groups = match_by_name(state_dict["param_groups"], self.param_groups)
+        loaded = {**state_dict, "param_groups": loaded_groups(groups, self.param_groups)}
+        self._loaded = loaded
+        return loaded
+
+    def _complete_loaded(self) -> None:
+        """Complete the loaded state of all parameters, and restore its dtypes and storages."""
+        self._chains.load_shared(self.param_groups)
+        for number, group in enumerate(self.param_groups):
+            stages = self._optimizer_of(number).stages
+            check_same_decay(stages, group)
+            hypers = hypers_of(self._optimizer_of(number), group)
+            kept = self._loaded["param_groups"][number]["params"]
+            loaded = [self._loaded["state"].get(key, {}) for key in kept]
+            tensors = {**group, "params": self._tensors(number)}
+            restore_form(stages, hypers, tensors, loaded, self._states)
+            self._complete_state(number)
 
     def _groups(self) -> list[Group]:
         """Return the parameter groups with their current options."""
@@ -288,7 +329,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         return made
 
     def _optimizer_of(self, number: int) -> Optimizer:
-        return self._chains.parts[number][0] if self._chains.divides else self._optimizer
+        return self._chains.parts[number][0]
 
     @disable_compile
     def _step(self, loss: Any, extra: Mapping[str, Any]) -> None:
@@ -316,28 +357,14 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _complete_state(self, number: int) -> None:
         """Check the state of a group's parameters, and create missing state."""
-        own, names = self._optimizer_of(number), self._names_of(number)
-        self.param_groups[number] = guard_schedules(self.param_groups[number], names)
+        own = self._optimizer_of(number)
+        self.param_groups[number] = guard_schedules(self.param_groups[number], own.hyper)
         group = self._stepped_groups()[number]
-        hypers = tuple(link.hyper for link in links_of(own, names, group))
+        hypers = hypers_of(own, group)
         complete_state(own.stages, hypers, group, self._states)
         self._init_hypers[number] = hypers
 
-    def _load_group(self, number: int) -> None:
-        """Complete the loaded state of a group, and restore its dtypes and storages."""
-        group, own = self.param_groups[number], self._optimizer_of(number)
-        hypers = tuple(link.hyper for link in links_of(own, self._names_of(number), group))
-        group = {**group, "params": self._tensors(number)}
-        kept = self._loaded["param_groups"][number]["params"]
-        loaded = [self._loaded["state"].get(key, {}) for key in kept]
-        restore_form(own.stages, hypers, group, loaded, self._states)
-        self._complete_state(number)
-
-    def _names_of(self, number: int) -> tuple[str, ...]:
-        return self._chains.names[number] if self._chains.divides else self._names
-
     def _options_of(self, index: int) -> GroupOptions:
         if index not in self._options:
-            own = self._optimizer_of(index)
-            self._options[index] = GroupOptions(own, self._names_of(index))
+            self._options[index] = GroupOptions(self._optimizer_of(index))
         return self._options[index]

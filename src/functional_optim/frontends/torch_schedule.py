@@ -1,7 +1,7 @@
 """Schedules in parameter groups, which torch's lr_schedulers must not treat as numbers."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -161,32 +161,6 @@ def guard_schedules(group: dict[str, Any], names: Iterable[str]) -> dict[str, An
     if isinstance(group, ScheduledGroup) or not any(map(is_scheduled, options)):
         return group
     return ScheduledGroup(group)
-
-
-def with_schedules(
-    loaded: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return loaded groups, with the optimizer's schedules for options that were not saved.
-
-    Folders of ``torch.distributed.checkpoint`` have no schedules. It loads into the state dict of
-    the optimizer, and first replaces a function in a tuple by None.
-
-    Args:
-        loaded: the groups of the checkpoint.
-    """
-    own = [
-        {key: value for key, value in group.items() if key != "params" and is_scheduled(value)}
-        for group in groups
-    ]
-    own += [{}] * (len(loaded) - len(own))  # torch refuses another number of groups
-    return [
-        {**kept, **{key: one for key, one in group.items() if key not in kept or _is_set(one)}}
-        for kept, group in zip(own, loaded, strict=False)
-    ]
-
-
-def _is_set(value: Any) -> bool:
-    return not (isinstance(value, tuple) and None in value)
 
 
 def refuse_schedulers(group: Any) -> None:

@@ -4,15 +4,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from functional_optim.core.chain import require_gradients_alone
+from functional_optim.core.overrides import LeafChain
 from functional_optim.core.stage import Stage
-from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.group_chains import GroupChains
-from functional_optim.frontends.group_parts import GroupPart
-from functional_optim.frontends.local_optimizer import OpaqueRecipe
-from functional_optim.frontends.recipe import ChainCache, ComposedRecipe, GroupChain, Recipe
+from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
+from functional_optim.frontends.recipe import (
+    ChainCache,
+    ComposedRecipe,
+    GroupChain,
+    OptimizerRecipe,
+    Recipe,
+)
 from functional_optim.frontends.torch_groups import missing_flags, options_of, require_options
 from functional_optim.frontends.torch_schedule import guard_schedules
-from functional_optim.plan.shared_numbers import common_hyper
+from functional_optim.plan.shared_numbers import with_common_hypers
 from functional_optim.remote.errors import worker_error
 from functional_optim.remote.placement import PlacedGroup
 
@@ -41,8 +46,8 @@ class ChainGroups:
         self.recipe = recipe
         """Builds the optimizer of each worker. Can be sent to workers."""
         self._state_keys: tuple[str, ...] = ("step",)
-        self._shared: list[int] = []
-        self._parts: list[GroupPart] = []
+        self._divided: GroupChains | None = None
+        """The chains of the groups of a composed optimizer."""
         self._recipes: list[Recipe] = []
         self._chains = ChainCache(lambda number: self._recipes[number])
         self._first_stages: dict[int, tuple[Stage, ...]] = {}
@@ -85,14 +90,10 @@ class ChainGroups:
                 errors = {**own, **errors}
         if errors:
             raise worker_error(what, errors, len({one.worker for one in self.params}))
-        for place in self._shared:
-            hypers = [
-                chain.hypers[part.places.index(place)]
-                for part, chain in zip(self._parts, chains, strict=True)
-                if part.places
-            ]
-            if hypers:
-                common_hyper(self._stages[place], hypers)
+        if self._divided is not None:
+            parts = zip(self._divided.parts, chains, strict=True)
+            own_chains = [LeafChain(places, own.stages, one.hypers) for (own, places), one in parts]
+            with_common_hypers(self._divided.optimizer.links, own_chains)
 
     def _build_chain(self, number: int, options: Mapping[str, Any]) -> GroupChain:
         """Return the chain of a group. Raise TypeError or ValueError if it has other stages."""
@@ -106,32 +107,32 @@ class ChainGroups:
 
     def _divide_groups(self, recipe: ComposedRecipe) -> None:
         self.recipe = recipe.list_paths({one.name: one.like for one in self.params})
-        optimizer, self._stages = recipe.optimizer, recipe.optimizer.stages
-        require_gradients_alone(optimizer, "DistributedOptimizer")
-        self._state_keys = ("step", *GroupChains(optimizer).shared_entries())
-        unmet = UnmatchedSelectors(optimizer.links, optimizer.overrides)
-        unmet.are_numbered = not all(group.named for group in self.groups)
-        groups, first = self.groups, 0
-        self.groups = []
+        require_gradients_alone(recipe.optimizer, "DistributedOptimizer")
+        self._divided = divided = GroupChains(recipe.optimizer)
+        self._state_keys = ("step", *divided.shared_entries())
+        divided.selectors.are_numbered = not all(group.named for group in self.groups)
+        groups, self.groups, first = self.groups, [], 0
         for group in groups:
             placed = {one.name: one for one in group.params}
             pairs = [(one.name, one.like) for one in group.params]
-            for one, own in recipe.parts({**group.options, "params": pairs}, first, unmet):
-                part = one._replace(group=guard_schedules(one.group, own.defaults))
+            for part in divided.divide({**group.options, "params": pairs}, first):
+                own = OptimizerRecipe(part.optimizer)
+                options = options_of(guard_schedules(part.group, own.defaults))
                 params = [placed[name] for name, _ in part.group["params"]]
-                self.groups.append(PlacedGroup(params, options_of(part.group), group.named))
-                self._parts.append(part)
+                self.groups.append(PlacedGroup(params, options, group.named))
                 self._recipes.append(own)
+                divided.parts.append((part.optimizer, part.places))
             first += len(pairs)
-        unmet.check()
-        self._shared = [
-            place for place, stage in enumerate(self._stages) if stage.combine is not None
-        ]
-        for part in self._parts:
-            lacking = [place for place in self._shared if place not in part.places]
-            if part.places and lacking:
+        divided.selectors.check()
+        for (_, places), group in zip(divided.parts, self.groups, strict=True):
+            lacking = [
+                stage.name
+                for place, stage in enumerate(recipe.optimizer.stages)
+                if stage.combine is not None and place not in places
+            ]
+            if places and lacking:
                 raise TypeError(
-                    f"{self._stages[lacking[0]].name} keeps numbers for all parameters, and does "
-                    f"not act on {part.group['params'][0][0]!r}: over workers, it must act on "
-                    "every parameter that is not frozen; put it around the partition"
+                    f"{lacking[0]} keeps numbers for all parameters, and does not act on "
+                    f"{group.params[0].name!r}: over workers, it must act on every parameter that "
+                    "is not frozen; put it around the partition"
                 )

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.distributed import autograd as dist_autograd
 
 from functional_optim._torch import current_context_id, is_valid_context
-from functional_optim.remote.snapshot import pack
+from functional_optim.remote.snapshot import Reading, pack
 from functional_optim.remote.versions import Lease, Versions, param_versions, read_all
-from functional_optim.remote.worker import ReadParams, WorkerLock
+from functional_optim.remote.worker import Exchange, WorkerLock
 
 LOCK = WorkerLock()
 """Lock of this process: its optimizers may have parameters in common."""
@@ -29,11 +29,6 @@ _READS: dict[int, dict[int, _ReadRecord]] = {}
 """Records by the id of the context and the id of the parameter. Protected by ``LOCK``."""
 
 
-def is_open(context_id: int) -> bool:
-    """Return True if this process takes part in a context that is still open."""
-    return is_valid_context(context_id)
-
-
 def read(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the versions that the current context reads; its first read of a parameter fixes them.
 
@@ -41,7 +36,7 @@ def read(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     context_id = current_context_id()
     with LOCK.acquire(_READS):
-        for closed in [one for one in _READS if not is_open(one)]:
+        for closed in [one for one in _READS if not is_valid_context(one)]:
             del _READS[closed]
         kept = {} if context_id is None else _READS.setdefault(context_id, {})
         # A lease is given back by the step: passes after the step read a new version.
@@ -52,14 +47,14 @@ def read(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         versions, leases = param_versions(new), [Lease() for _ in new]
         made = read_all(new, versions, leases)
         for param, one, leaf, lease in zip(new, versions, made, leases, strict=True):
-            kept[id(param)] = _ReadRecord(param, leaf.tensor, one.number, lease)
+            kept[id(param)] = _ReadRecord(param, leaf, one.number, lease)
         found = {name: kept[id(param)].leaf for name, param in params.items()}
     if context_id is None:
         return {name: leaf.requires_grad_(False) for name, leaf in found.items()}
     return found
 
 
-class ContextExchange:
+class ContextExchange(Exchange):
     """Exchange with gradients of a context of this process, and readers that get copies.
 
     A worker without a part in the forward pass has no context, and so no gradients. A source that
@@ -71,7 +66,7 @@ class ContextExchange:
         if not isinstance(source, int):
             pairs = zip(source, params, strict=True)
             return [grad if grad is None else grad.to(param.device) for grad, param in pairs]
-        if not is_open(source):
+        if not is_valid_context(source):
             return [None] * len(params)
         found = dist_autograd.get_gradients(source)
         by_id = dict(zip(map(id, found), found.values(), strict=True))
@@ -108,7 +103,7 @@ class ContextExchange:
                 torch.autograd.graph.increment_version(one.leaf)
                 one.lease.given_back = True
 
-    def read(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> ReadParams:
+    def read(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> Reading:
         """Return copies in one buffer."""
         made = pack(params)
-        return ReadParams(made, None, made.data.numel())
+        return Reading(made, None, made.data.numel())

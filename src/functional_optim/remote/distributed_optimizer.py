@@ -7,23 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.frontends.local_optimizer import OpaqueRecipe, resolve_recipe, warn_opaque
+from functional_optim.frontends.local_optimizer import resolve_recipe, warn_opaque
 from functional_optim.frontends.loss_scale import record_unscale
+from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_groups import common_options
 from functional_optim.frontends.torch_schedule import guard_schedules
 from functional_optim.remote.chain_groups import ChainGroups
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import gather_results
-from functional_optim.remote.gradient_sources import Gradients, WorkerGradients
 from functional_optim.remote.placement import PlacedGroup, Placement, place_params, place_rrefs
-from functional_optim.remote.ray_transport import RayTransport, make_actor_worker, resolve_transport
+from functional_optim.remote.ray_transport import RayTransport, resolve_transport
 from functional_optim.remote.snapshot import Snapshot, build_snapshot
 from functional_optim.remote.staleness import StalenessLimit, WhenStale
 from functional_optim.remote.state_dicts import merge_state_dicts, split_state_dict
 from functional_optim.remote.thread_transport import ThreadTransport, make_worker
 from functional_optim.remote.transport import START_SECONDS, Transport, load_torch_rpc
-from functional_optim.remote.workers import Workers
+from functional_optim.remote.workers import Gradients, Workers
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -167,6 +167,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         made, groups, close = cls.__new__(cls), place_params(params, placement), transport is None
         recipe = resolve_recipe(optimizer_class, args, kwargs)
         actors = resolve_transport(transport, start_timeout)
+        from functional_optim.remote.ray_actor import make_actor_worker  # noqa: PLC0415  needs Ray
+
         made._start_workers(recipe, groups, actors, make_actor_worker, close=close)  # noqa: SLF001
         return made
 
@@ -179,15 +181,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         close: bool = True,
     ) -> None:
-        """Build the optimizers on all workers."""
         self.is_functional_optim = not isinstance(recipe, OpaqueRecipe)
         if isinstance(recipe, OpaqueRecipe):
             warn_opaque(recipe, stacklevel=3)
         own = self._chain_groups = ChainGroups(groups, recipe)
-        self._workers = Workers(transport, own.groups, make_worker, own.recipe, close=close)
+        self._workers = Workers(transport, own, make_worker, close=close)
         self._send_lock, self._limit = threading.RLock(), StalenessLimit()
         self._built = False
-        defaults = {} if isinstance(recipe, OpaqueRecipe) else dict(recipe.defaults)
+        defaults = dict(recipe.defaults)
         options = self._workers.initial_options()
         super().__init__(list(map(PlacedGroup.to_torch, own.groups, options)), defaults)
         self.defaults = defaults or common_options(options, options)
@@ -235,7 +236,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 gave no answer (such a worker may have stepped), and all other workers have stepped.
                 It is a StaleError if gradients are older than :meth:`limit_staleness` allows.
         """
-        sources = self._locate(context_id).sources
+        sources = self._workers.locate(context_id)
         with self._limit.track_step(snapshot):
             versions = self._limit.gradient_versions(snapshot, self.workers)
             with self._send_lock:  # all workers get the steps of one optimizer in the same order
@@ -318,8 +319,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ValueError: ``norm_type`` is not above 0, or ``max_norm`` is below 0.
             RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True.
         """
-        located = self._locate(gradients)
-        return located.clip(max_norm, norm_type, error_if_nonfinite=error_if_nonfinite)
+        given = self._workers.locate(gradients), max_norm, norm_type
+        total = self._workers.clip(*given, error_if_nonfinite=error_if_nonfinite)
+        return torch.tensor(total, dtype=torch.float64)
 
     def unscale_(self, gradients: Gradients, scaler: torch.amp.GradScaler) -> bool:
         """Divide the gradients of all workers by GradScaler's scale, and record if all are finite.
@@ -342,7 +344,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: called twice for one step, or this scaler has scaled no loss.
         """
-        return record_unscale(scaler, self, self._locate(gradients).unscale)
+        sources, call = self._workers.locate(gradients), self._workers.on_gradients
+        return record_unscale(
+            scaler, self, lambda scale: any(call("unscale_", sources, scale).values())
+        )
 
     def state_dict(self, *, workers: Collection[str] | None = None) -> dict[str, Any]:
         """Return the options and state of all workers in torch's format, and the placement.
@@ -392,6 +397,3 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Release the workers, and end threads and actors, after the steps that were sent."""
         self._workers.close()
-
-    def _locate(self, gradients: Gradients) -> WorkerGradients:
-        return WorkerGradients(gradients, self._workers, self._chain_groups)

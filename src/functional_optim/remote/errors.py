@@ -48,14 +48,10 @@ def worker_error(what: str, errors: Mapping[str, BaseException], workers: int) -
     """Return the error for an operation that raised ``errors`` on some of several workers."""
     lines = [f"{what} failed on {len(errors)} of {workers} workers:"]
     lines += [f"  {name}: {type(one).__name__}: {one}" for name, one in errors.items()]
-    found = list(errors.values())
-    kind = WorkerError
-    if all(isinstance(one, ValueError) for one in found):
-        kind = WorkerValueError
-    elif all(isinstance(one, TypeError) for one in found):
-        kind = WorkerTypeError
-    elif all(isinstance(one, StaleError) for one in found):
-        kind = WorkerStaleError
+    found, kind = list(errors.values()), WorkerError
+    for special in (WorkerStaleError, WorkerTypeError, WorkerValueError):
+        if all(isinstance(one, special.__bases__[1]) for one in found):
+            kind = special
     made = kind("\n".join(lines), errors)
     made.__cause__ = found[0]
     return made

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from functional_optim.core.option_cache import OptionCache
-from functional_optim.frontends.torch_groups import NOT_OPTIONS, options_of
+from functional_optim.core.hyper import are_unchanged
+from functional_optim.frontends.torch_groups import options_of
 
 
 class VersionedOptions(NamedTuple):
@@ -49,16 +49,18 @@ class OptionsSender:
     def __init__(self, numbers: Mapping[str, Sequence[int]]) -> None:
         self._numbers = numbers
         self._version = 0
-        self._cache = OptionCache(other_keys=NOT_OPTIONS)
+        self._known: list[tuple[str, Any]] | None = None
+        """Names and values of the current version; None if the next call starts a new version."""
         self._current: dict[str, VersionedOptions] = {}
         self._acknowledged = dict.fromkeys(numbers, 0)
 
     def current(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, VersionedOptions]:
         """Return the current options of each worker's groups."""
-        if self._cache.is_current(groups):
-            return self._current
-        self._cache.store(groups)
         every = [options_of(group) for group in groups]
+        known, now = self._known, [item for group in every for item in group.items()]
+        if known is not None and len(known) == len(now) and are_unchanged(known, now):
+            return self._current
+        self._known = now
         self._version += 1
         self._current = {
             worker: VersionedOptions(self._version, [every[number] for number in own])
@@ -77,4 +79,4 @@ class OptionsSender:
 
     def invalidate(self) -> None:
         """Start a new version: a state dict has changed the options of the workers."""
-        self._cache.clear()
+        self._known = None

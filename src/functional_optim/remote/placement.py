@@ -67,13 +67,9 @@ def groups_by_worker(groups: Sequence[PlacedGroup]) -> dict[str, list[WorkerGrou
     """Return the groups of each worker. A worker has only groups with parameters on that worker."""
     found: dict[str, list[WorkerGroup]] = {}
     for number, group in enumerate(groups):
-        by_worker: dict[str, list[tuple[int, PlacedParam]]] = {}
-        for index, one in enumerate(group.params):
-            by_worker.setdefault(one.worker, []).append((index, one))
-        for worker, ones in by_worker.items():
-            indices = tuple(index for index, _ in ones)
-            params = [(one.name, one.handle) for _, one in ones]
-            found.setdefault(worker, []).append(WorkerGroup(number, indices, params, group.options))
+        for worker in dict.fromkeys(one.worker for one in group.params):
+            params = [(one.name, one.handle) for one in group.params if one.worker == worker]
+            found.setdefault(worker, []).append(WorkerGroup(number, params, group.options))
     return found
 
 
@@ -139,10 +135,8 @@ def place_params(params: Any, placement: Placement) -> list[PlacedGroup]:
     return _build_groups(groups, lambda name, param: PlacedParam(name, workers[name], param, param))
 
 
-def order_gradients(
-    gradients: Any, groups: Sequence[PlacedGroup], params: Sequence[PlacedParam]
-) -> list[list[Tensor | None]]:
-    """Return the gradients of each group's parameters, from a list or a mapping by name.
+def name_gradients(gradients: Any, params: Sequence[PlacedParam]) -> dict[str, Tensor | None]:
+    """Return the gradient of each parameter by name, from a list or a mapping by name.
 
     ``params`` has all parameters in the order of the caller.
 
@@ -158,17 +152,14 @@ def order_gradients(
                 f"there are gradients for {format_names(unknown)}, but no such parameters; there "
                 f"are {format_names(names)}"
             )
-        grads = [gradients.get(name) for name in names]
-    elif isinstance(gradients, Sequence):
-        grads = list(gradients)
-        check_count(grads, len(names))
-    else:
+        return {name: gradients.get(name) for name in names}
+    if not isinstance(gradients, Sequence):
         raise TypeError(
             "step takes gradients, in a list or a mapping by name, or over RPC the id of a "
             f"distributed autograd context; got {format_value(gradients)}"
         )
-    by_name = dict(zip(names, grads, strict=True))
-    return [[by_name[one.name] for one in group.params] for group in groups]
+    check_count(gradients, len(names))
+    return dict(zip(names, gradients, strict=True))
 
 
 def _build_groups(

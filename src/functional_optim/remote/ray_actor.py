@@ -8,20 +8,15 @@ import torch
 from ray import cloudpickle
 from torch import Tensor
 
-from functional_optim.frontends.local_optimizer import OpaqueRecipe
+from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.remote import message
 from functional_optim.remote.futures import encode_error
 from functional_optim.remote.message import TensorPickler
+from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.versions import Versions
-from functional_optim.remote.worker import (
-    Exchange,
-    ReadParams,
-    WorkerGroup,
-    WorkerLock,
-    WorkerOptimizer,
-)
+from functional_optim.remote.worker import Exchange, WorkerGroup, WorkerLock, WorkerOptimizer
 
 
 class RayMessage(NamedTuple):
@@ -117,25 +112,19 @@ class ActorExchange(Exchange):
         found: list[Tensor | None] = own_copy(list(source)) if self._copies else list(source)
         return found
 
-    def read(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> ReadParams:
+    def read(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> Reading:
         """Return the parameters. They are copied into the answer before the next call."""
-        return ReadParams(
-            list(params), None, sum(one.numel() * one.element_size() for one in params)
-        )
+        return Reading(list(params), None, sum(one.nbytes for one in params))
 
 
-def make_worker(recipe: Recipe | OpaqueRecipe, groups: Sequence[WorkerGroup]) -> WorkerOptimizer:
+def make_actor_worker(
+    recipe: Recipe | OpaqueRecipe, groups: Sequence[WorkerGroup]
+) -> WorkerOptimizer:
     """Return the optimizer over copies of the parameters that were sent."""
-    copies: dict[int, Tensor] = {}
 
-    def copy(param: Tensor) -> Tensor:
-        if id(param) not in copies:
-            copies[id(param)] = own_copy(param).requires_grad_(param.requires_grad)
-        return copies[id(param)]
+    def copy(name: str, param: Tensor) -> tuple[str, Tensor]:
+        return name, param.detach().clone().requires_grad_(param.requires_grad)
 
-    groups = [
-        group._replace(params=[(name, copy(param)) for name, param in group.params])
-        for group in groups
-    ]
+    groups = [one._replace(params=[copy(*pair) for pair in one.params]) for one in groups]
     exchange = ActorExchange(copies=isinstance(recipe, OpaqueRecipe))
     return WorkerOptimizer(recipe, groups, WorkerLock(), exchange)

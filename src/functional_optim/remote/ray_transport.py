@@ -4,16 +4,13 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib import import_module
 from typing import Any
 
-from functional_optim.frontends.local_optimizer import OpaqueRecipe
-from functional_optim.frontends.recipe import Recipe
 from functional_optim.remote.futures import Failure, WorkerFuture, no_answer_error
 from functional_optim.remote.transport import START_SECONDS, check_seconds
-from functional_optim.remote.worker import WorkerGroup, WorkerOptimizer
 
 _FORBIDDEN_OPTIONS = (
     "allow_out_of_order_execution",
@@ -128,7 +125,12 @@ class RayTransport:
             weakref.finalize(handle, self._forgotten[worker].append, number).atexit = False
             return handle
 
-        late = _start_timeout_message(self._start_timeout)
+        late = (
+            f"within {self._start_timeout:g} s it has not started and made what is placed on it; "
+            "if it waits for CPUs or other resources (`ray status` says so), give the cluster more "
+            "or its options less; if the machine is busy, give a start_timeout above "
+            f"{self._start_timeout:g}"
+        )
         answer = WorkerFuture(worker, self._start_timeout, late)
         return self._send(answer, worker, "place", number, (make, args), build_handle)
 
@@ -219,24 +221,6 @@ def resolve_transport(transport: RayTransport | None, start_timeout: float | Non
             "RayTransport(start_timeout=...), or leave transport out"
         )
     return transport
-
-
-def make_actor_worker(
-    recipe: Recipe | OpaqueRecipe, groups: Sequence[WorkerGroup]
-) -> WorkerOptimizer:
-    """Return the optimizer over a worker's parameters, in its actor."""
-    from functional_optim.remote.ray_actor import make_worker  # noqa: PLC0415  needs Ray
-
-    return make_worker(recipe, groups)
-
-
-def _start_timeout_message(seconds: float) -> str:
-    """Return the message of the error for an actor that did not start in time."""
-    return (
-        f"within {seconds:g} s it has not started and made what is placed on it; if it waits for "
-        "CPUs or other resources (`ray status` says so), give the cluster more or its options "
-        f"less; if the machine is busy, give a start_timeout above {seconds:g}"
-    )
 
 
 def _first_and_last_line(error: BaseException) -> str:

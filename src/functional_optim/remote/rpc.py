@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import rpc
 
-from functional_optim.frontends.local_optimizer import OpaqueRecipe
+from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.remote import contexts
 from functional_optim.remote.errors import gather_results
@@ -75,7 +75,10 @@ class RpcTransport:
             return handle
 
         limit = self._start_timeout
-        late = _start_timeout_message(limit)
+        late = (
+            f"within {limit:g} s it has not made what is placed on it; if the machine is busy, "
+            f"give a start_timeout above {limit:g}"
+        )
         return _send(worker, _place_here, (make, args), register, limit, late)
 
     def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
@@ -113,7 +116,7 @@ def _send(
     future: Future[Any] = Future()
     try:
         seconds = rpc.get_rpc_timeout() if limit is None else limit
-        answer = rpc.rpc_async(worker, function, args=args, timeout=seconds)
+        answer = rpc.rpc_async(worker, _run_here, args=(function, args), timeout=seconds)
     except Exception as error:  # noqa: BLE001  no such worker, or arguments that cannot be sent
         future.set_exception(error)
         return future
@@ -149,32 +152,26 @@ _TIMEOUT_TEXT = "RPC ran for more than set timeout"
 """Text of torch's error for a call that timed out."""
 
 
-def _start_timeout_message(seconds: float) -> str:
-    """Return the message of the error for an object that was not built in time."""
-    return (
-        f"within {seconds:g} s it has not made what is placed on it; if the machine is busy, give "
-        f"a start_timeout above {seconds:g}"
-    )
+def _run_here(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Call a function in this process, and return its result or a Failure."""
+    try:
+        return function(*args)
+    except Exception as error:  # noqa: BLE001  the caller raises it
+        return encode_error(error, rpc.get_worker_info().name)
 
 
 def _place_here(make: Callable[..., Any], args: Sequence[Any]) -> Any:
+    placed, key = make(*args), secrets.randbits(62)
     try:
-        placed, key = make(*args), secrets.randbits(62)
-        try:
-            _PLACED[key] = placed
-        except TypeError:
-            return rpc.RRef(placed), None
-        return rpc.RRef(placed), key
-    except Exception as error:  # noqa: BLE001  the caller raises it
-        return encode_error(error, rpc.get_worker_info().name)
+        _PLACED[key] = placed
+    except TypeError:
+        return rpc.RRef(placed), None
+    return rpc.RRef(placed), key
 
 
 def _call_here(target: Any, method: str, args: Sequence[Any]) -> Any:
-    try:
-        placed = _PLACED[target] if isinstance(target, int) else target.local_value()
-        return _encode_container(getattr(placed, method)(*map(_decode_message, args)))
-    except Exception as error:  # noqa: BLE001  the caller raises it
-        return encode_error(error, rpc.get_worker_info().name)
+    placed = _PLACED[target] if isinstance(target, int) else target.local_value()
+    return _encode_container(getattr(placed, method)(*map(_decode_message, args)))
 
 
 def make_worker(recipe: Recipe | OpaqueRecipe, groups: Sequence[WorkerGroup]) -> WorkerOptimizer:
@@ -202,11 +199,8 @@ def fetch_meta_tensors(pairs: Mapping[str, Sequence[tuple[str, Any]]]) -> dict[s
 
 
 def _param_specs_here(pairs: Sequence[tuple[str, Any]]) -> Any:
-    try:
-        params = [_local_param(*pair) for pair in pairs]
-        return [(param.shape, param.dtype) for _, param in params]
-    except Exception as error:  # noqa: BLE001  the caller raises it
-        return encode_error(error, rpc.get_worker_info().name)
+    params = [_local_param(*pair) for pair in pairs]
+    return [(param.shape, param.dtype) for _, param in params]
 
 
 def _local_param(name: str, rref: Any) -> tuple[str, Tensor]:

@@ -3,7 +3,6 @@
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -31,10 +30,11 @@ class Reading(NamedTuple):
 
     values: Sequence[Tensor] | Packed
     """The parameters."""
-    numbers: tuple[int, ...]
-    """The version of each parameter: its number of steps."""
     lease: Lease | None
-    """The reader returns the lease; None if no memory is shared."""
+    """The reader returns the lease; None if the reader shares no memory with the parameters."""
+    copied_bytes: int
+    numbers: tuple[int, ...] = ()
+    """The version of each parameter: its number of steps."""
 
 
 def pack(params: Sequence[Tensor]) -> Packed:
@@ -124,12 +124,7 @@ class Snapshot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,12 @@
 """Limit on the age of gradients: the number of steps since their snapshot was read."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
+
+from functional_optim.remote.snapshot import Snapshot
 
 WhenStale = Literal["refuse", "wait"]
 
@@ -43,20 +45,6 @@ def check_age(steps: int, limit: int | None) -> None:
             f"these gradients are {steps} steps old, and limit_staleness allows {limit}: read a "
             "new snapshot(), and compute them from that"
         )
-
-
-class OpenSnapshot(Protocol):
-    """Snapshot in use."""
-
-    @property
-    def numbers(self) -> Mapping[str, Sequence[int | None]]:
-        """Return, for each worker, the version of each parameter when it was read."""
-
-    def give_back(self) -> None:
-        """Allow steps to overwrite the memory of the snapshot."""
-
-    def close(self) -> None:
-        """Give the snapshot back, and stop counting it as in use."""
 
 
 class StalenessLimit:
@@ -141,7 +129,7 @@ class StalenessLimit:
             raise
 
     def gradient_versions(
-        self, snapshot: OpenSnapshot | None, workers: Iterable[str]
+        self, snapshot: Snapshot | None, workers: Iterable[str]
     ) -> dict[str, GradientVersions]:
         """Return the versions and the limit for each worker; empty without snapshot and limit."""
         versions = {} if snapshot is None else snapshot.numbers
@@ -151,7 +139,7 @@ class StalenessLimit:
         return {worker: GradientVersions(versions.get(worker), limit) for worker in workers}
 
     @contextmanager
-    def track_step(self, snapshot: OpenSnapshot | None) -> Iterator[None]:
+    def track_step(self, snapshot: Snapshot | None) -> Iterator[None]:
         """Count the step that the ``with`` block makes, if it succeeds.
 
         Args:

@@ -1,7 +1,7 @@
 """State dicts of workers: merged into one in torch's format, and split again."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import count
 from typing import Any
 
 from functional_optim.frontends.checkpoint_names import match_by_name
@@ -17,8 +17,7 @@ def merge_state_dicts(
     param_groups: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Merge the state dicts of workers into one in torch's format, with the names of parameters."""
-    starts = _initial_values(groups)
-    made = list(map(options_of, param_groups))
+    numbers, made = _numbers(groups), list(map(options_of, param_groups))
     state: dict[int, Any] = {}
     for worker, part in parts.items():
         for group, saved in zip(worker_groups[worker], part["param_groups"], strict=True):
@@ -27,14 +26,14 @@ def merge_state_dicts(
                 # Some classes count steps per group. torch has one count: take the largest.
                 known = options.get(key, 0 if key == "step" else value)
                 options[key] = max(known, value) if key == "step" else known
-            for index, local in zip(group.indices, saved["params"], strict=True):
+            for (name, _), local in zip(group.params, saved["params"], strict=True):
                 if local in part["state"]:
-                    state[starts[group.number] + index] = part["state"][local]
+                    state[numbers[name]] = part["state"][local]
     return {
         "state": dict(sorted(state.items())),
         "param_groups": [
-            {**options, **_param_entries(group, start)}
-            for options, group, start in zip(made, groups, starts, strict=True)
+            {**options, **_param_entries(group, numbers)}
+            for options, group in zip(made, groups, strict=True)
         ],
         "workers": {
             worker: [name for group in worker_groups[worker] for name, _ in group.params]
@@ -57,49 +56,42 @@ def split_state_dict(
         KeyError: the state dict is not in torch's format.
         ValueError: other groups, or other parameters in them.
     """
-    starts = _initial_values(groups)
-    own = [_param_entries(group, start) for group, start in zip(groups, starts, strict=True)]
+    numbers = _numbers(groups)
+    own = [_param_entries(group, numbers) for group in groups]
     saved, state = match_by_name(state_dict["param_groups"], own), state_dict["state"]
     if len(saved) != len(groups):
         raise ValueError(
             f"this state has {len(saved)} parameter groups, the optimizer has {len(groups)}"
         )
-    keys = [_keys(number, *pair) for number, pair in enumerate(zip(saved, groups, strict=True))]
+    keys: dict[str, Any] = {}
+    for number, (one, group) in enumerate(zip(saved, groups, strict=True)):
+        if len(one["params"]) != len(group.params):
+            raise ValueError(
+                f"parameter group {number} of this state has {len(one['params'])} parameters, the "
+                f"optimizer's has {len(group.params)}"
+            )
+        keys.update(zip((param.name for param in group.params), one["params"], strict=True))
     parts = {}
     for worker, of_worker in worker_groups.items():
         part: dict[str, Any] = {"state": {}, "param_groups": []}
-        local = 0
-        for group in of_worker:
-            numbers = []
-            for index in group.indices:
-                key = keys[group.number][index]
-                if key in state:
-                    part["state"][local] = state[key]
-                numbers.append(local)
-                local += 1
-            part["param_groups"].append({**options_of(saved[group.number]), "params": numbers})
+        local = count()
+        for own_group in of_worker:
+            found = {next(local): keys[name] for name, _ in own_group.params}
+            part["state"].update({k: state[key] for k, key in found.items() if key in state})
+            options = options_of(saved[own_group.number])
+            part["param_groups"].append({**options, "params": [*found]})
         parts[worker] = part
     return parts, [options_of(one) for one in saved]
 
 
-def _keys(number: int, saved: Mapping[str, Any], group: PlacedGroup) -> list[Any]:
-    """Return the keys of a group's parameters in a saved state."""
-    keys = list(saved["params"])
-    if len(keys) != len(group.params):
-        raise ValueError(
-            f"parameter group {number} of this state has {len(keys)} parameters, the optimizer's "
-            f"has {len(group.params)}"
-        )
-    return keys
+def _numbers(groups: Sequence[PlacedGroup]) -> dict[str, int]:
+    """Return the number of each parameter in torch's format, by name."""
+    names = (one.name for group in groups for one in group.params)
+    return {name: number for number, name in enumerate(names)}
 
 
-def _initial_values(groups: Sequence[PlacedGroup]) -> list[int]:
-    """Return the number of each group's first parameter."""
-    return [0, *accumulate(len(group.params) for group in groups)][: len(groups)]
-
-
-def _param_entries(group: PlacedGroup, start: int) -> dict[str, Any]:
-    entries: dict[str, Any] = {"params": list(range(start, start + len(group.params)))}
+def _param_entries(group: PlacedGroup, numbers: Mapping[str, int]) -> dict[str, Any]:
+    entries: dict[str, Any] = {"params": [numbers[one.name] for one in group.params]}
     if group.named:
         entries["param_names"] = [one.name for one in group.params]
     return entries

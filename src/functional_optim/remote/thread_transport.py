@@ -7,16 +7,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.frontends.local_optimizer import OpaqueRecipe
+from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe
+from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.versions import Lease, Versions, read_all
-from functional_optim.remote.worker import (
-    Exchange,
-    ReadParams,
-    WorkerGroup,
-    WorkerLock,
-    WorkerOptimizer,
-)
+from functional_optim.remote.worker import Exchange, WorkerGroup, WorkerLock, WorkerOptimizer
 
 
 class _Handle(NamedTuple):
@@ -88,10 +83,8 @@ class InProcessExchange(Exchange):
     def gradients(self, source: Any, params: Sequence[Tensor]) -> list[Tensor | None]:
         return list(source)
 
-    def read(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> ReadParams:
+    def read(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> Reading:
         """Return leaf tensors that share memory with the parameters, under one lease."""
-        lease = Lease()
-        found = read_all(params, versions, [lease] * len(params))
-        return ReadParams(
-            [one.tensor for one in found], lease, sum(one.copied_bytes for one in found)
-        )
+        pairs, lease = zip(params, versions, strict=True), Lease()
+        copied = sum(param.nbytes for param, known in pairs if known.is_contested)
+        return Reading(read_all(params, versions, [lease] * len(params)), lease, copied)

@@ -6,14 +6,14 @@ then counts as contested: every later reader gets a copy, so that the parameter 
 """
 
 import threading
-import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from functional_optim.plan.flat.layout import copy_with_strides
 from functional_optim.plan.flat.move_checks import immovable_reasons
@@ -26,15 +26,6 @@ class Lease:
         self.given_back = False
 
 
-class ReadParam(NamedTuple):
-    """Parameter as a reader gets it."""
-
-    tensor: Tensor
-    """A leaf of autograd; it requires a gradient if the parameter does."""
-    copied_bytes: int
-    """0 if the tensor shares the parameter's memory."""
-
-
 class _Reader(NamedTuple):
     address: int
     """The address of the parameter when it was read. Its optimizer may have moved it since."""
@@ -45,41 +36,36 @@ class _Reader(NamedTuple):
 class Versions:
     """Version and readers of one parameter. Callers hold the lock of the parameter's worker.
 
-    ``contested`` is True if the parameter must not move, so that readers get copies.
-
     Example::
 
         >>> weight, versions = torch.ones(2), Versions()
         >>> lease = Lease()
-        >>> leaf = read_all([weight], [versions], [lease])[0]
+        >>> [leaf] = read_all([weight], [versions], [lease])
         >>> versions.copy_if_read(weight)  # 8 bytes were copied, for there is a reader
         8
-        >>> weight.zero_(), leaf.tensor
+        >>> weight.zero_(), leaf
         (tensor([0., 0.]), tensor([1., 1.]))
     """
 
     def __init__(self, *, contested: bool = False) -> None:
         self.number = 0
         """The number of steps of the parameter."""
-        self._is_contested = contested
+        self.is_contested = contested
+        """True if the parameter must not move, so that readers get copies."""
         self.readers: list[_Reader] = []
         """Readers that share memory with the parameter."""
 
-    def read(self, param: Tensor, lease: Lease) -> ReadParam:
+    def read(self, param: Tensor, lease: Lease) -> Tensor:
         """Return the current parameter for a reader. The caller has disabled gradients."""
-        if self._is_contested:
-            made, copied = copy_with_strides(param), param.numel() * param.element_size()
+        if self.is_contested:
+            made = copy_with_strides(param)
         else:
             # A new storage over the same memory. It lives as long as any tensor that autograd or
             # the reader derives from it, including views and detached tensors.
-            made, copied = from_dlpack(to_dlpack(param.detach())), 0
+            made = from_dlpack(to_dlpack(param.detach()))
             memory = StorageWeakRef(made.untyped_storage())
             self.readers = [*self._active_readers(param), _Reader(param.data_ptr(), memory, lease)]
-        return ReadParam(made.requires_grad_(param.requires_grad), copied)
-
-    def always_copy(self) -> None:
-        """Copy the parameter for every reader, so that it never moves."""
-        self._is_contested = True
+        return made.requires_grad_(param.requires_grad)
 
     def copy_if_read(self, param: Tensor) -> int:
         """Move the parameter to new memory if it has readers. Call this before a write.
@@ -90,10 +76,10 @@ class Versions:
         self.readers = self._active_readers(param)
         if not self.readers:
             return 0
-        self.readers, self._is_contested = [], True
+        self.readers, self.is_contested = [], True
         with torch.inference_mode(mode=False), torch.no_grad():
             param.data = copy_with_strides(param)
-        return param.numel() * param.element_size()
+        return param.nbytes
 
     def _active_readers(self, param: Tensor) -> list[_Reader]:
         """Return the readers of the parameter's current memory."""
@@ -109,17 +95,20 @@ class Versions:
 
 def read_all(
     params: Sequence[Tensor], versions: Sequence[Versions], leases: Sequence[Lease]
-) -> list[ReadParam]:
-    """Return the current parameters for readers. The leases may be the same object."""
+) -> list[Tensor]:
+    """Return the current parameters for readers, as leaves of autograd.
+
+    A leaf requires a gradient if its parameter does. The leases may be the same object.
+    """
     with torch.inference_mode(mode=False), torch.no_grad():
         found = zip(versions, params, leases, strict=True)
         return [one.read(param, lease) for one, param, lease in found]
 
 
-_ALL: dict[int, tuple["weakref.ref[Tensor]", Versions]] = {}
-"""For the id of each parameter, a reference to it and its versions."""
+_ALL: Any = WeakTensorKeyDictionary()
+"""The versions of each parameter."""
 
-_LOCK = threading.RLock()
+_LOCK = threading.Lock()
 
 
 def param_versions(params: Sequence[Tensor], *, movable: bool = True) -> list[Versions]:
@@ -131,20 +120,12 @@ def param_versions(params: Sequence[Tensor], *, movable: bool = True) -> list[Ve
             get copies of other parameters, and of parameters that share memory.
     """
     with _LOCK:
-        new = [one for one in params if id(one) not in _ALL or _ALL[id(one)][0]() is not one]
+        new = [one for one in params if one not in _ALL]
         reasons = immovable_reasons(new, [""] * len(new))
         for index, param in enumerate(new):
-            made = Versions(contested=index in reasons)
-            _ALL[id(param)] = weakref.ref(param), made
-            weakref.finalize(param, _remove_versions, id(param), made)
-        found = [_ALL[id(param)][1] for param in params]
+            _ALL[param] = Versions(contested=index in reasons)
+        found: list[Versions] = [_ALL[param] for param in params]
     if not movable:
         for one in found:
-            one.always_copy()
+            one.is_contested = True
     return found
-
-
-def _remove_versions(key: int, versions: Versions) -> None:
-    with _LOCK:
-        if key in _ALL and _ALL[key][1] is versions:
-            del _ALL[key]

@@ -11,16 +11,17 @@ from torch import Tensor
 from functional_optim._torch import values_of, version_of
 from functional_optim.core.links import has_gates
 from functional_optim.frontends import gradient_norms
-from functional_optim.frontends.local_optimizer import OpaqueRecipe, bind_recipe
+from functional_optim.frontends.local_optimizer import bind_recipe
 from functional_optim.frontends.loss_scale import check_and_unscale_
+from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_groups import options_of
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.options import MissingOptionsError, Sent, VersionedOptions
-from functional_optim.remote.snapshot import Packed, Reading
+from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import GradientVersions, StaleError, age, check_age
-from functional_optim.remote.versions import Lease, Versions, param_versions
+from functional_optim.remote.versions import Versions, param_versions
 
 _ANY_AGE = GradientVersions()
 """Gradients of unknown versions, without a limit."""
@@ -31,8 +32,6 @@ class WorkerGroup(NamedTuple):
 
     number: int
     """The index of the parameter group."""
-    indices: tuple[int, ...]
-    """The indices of the parameters within the group."""
     params: list[tuple[str, Any]]
     """Names, and parameters or references to them."""
     options: dict[str, Any]
@@ -59,15 +58,6 @@ class WorkerLock:
             self._lock.release()
 
 
-class ReadParams(NamedTuple):
-    """Parameters of one worker, as a reader gets them."""
-
-    values: Sequence[Tensor] | Packed
-    lease: Lease | None
-    """The reader returns the lease; None if the reader shares no memory with the parameters."""
-    copied_bytes: int
-
-
 class Exchange(Protocol):
     """Interface between a worker's optimizer and the transport on that worker."""
 
@@ -82,8 +72,8 @@ class Exchange(Protocol):
         """Give back the versions that a source has read, if the caller does not give them back."""
         return
 
-    def read(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> ReadParams:
-        """Return the current values of parameters."""
+    def read(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> Reading:
+        """Return the current values of parameters, without their versions."""
 
 
 class WorkerOptimizer:
@@ -137,7 +127,7 @@ class WorkerOptimizer:
         with self._lock.acquire(self):
             found = self._exchange.read(self._params, self._versions)
             self._count(reads=1, read_bytes=self._total_bytes, copied_bytes=found.copied_bytes)
-            return Reading(found.values, tuple(self._current_versions()), found.lease)
+            return found._replace(numbers=tuple(self._current_versions()))
 
     def check(self, source: Any, read_at: GradientVersions) -> None:
         """Raise StaleError if gradients are too old."""
@@ -168,7 +158,8 @@ class WorkerOptimizer:
             gradient_age = self._check_age(source, read_at)
             self._update_options(options)
             self._exchange.release(source, self._params)
-            copied, before = self._copy_read_params(grads), self._write_counts()
+            copied = self._copy_read_params(grads)
+            before = list(map(version_of, self._params)) if self._has_gates else []
             self._local.step([grads[index] for index in self._positions], measured=measured)
             size = self._count_versions(grads, before)
             self._count(steps=1, waits=waited, gradient_bytes=size, copied_bytes=copied)
@@ -199,7 +190,7 @@ class WorkerOptimizer:
         """Return a copy of options and state in torch's format, with tensors on the CPU."""
         with self._lock.acquire(self):
             self._update_options(options)
-            found: dict[str, Any] = _copy_to_cpu(own_copy(self._local.state_dict()))
+            found: dict[str, Any] = own_copy(self._local.state_dict(), "cpu")
             return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -228,21 +219,19 @@ class WorkerOptimizer:
                 copied += one.copy_if_read(self._params[k])
         return copied
 
-    def _write_counts(self) -> list[int]:
-        """Return autograd's version counters of the parameters; empty without gates."""
-        return list(map(version_of, self._params)) if self._has_gates else []
-
     def _count_versions(self, grads: Sequence[Tensor | None], before: Sequence[int]) -> int:
-        """Count versions of parameters with gradients or writes. Return the bytes of gradients."""
+        """Count versions of parameters with gradients or writes. Return the bytes of gradients.
+
+        ``before`` has autograd's version counters before the step; it is empty without gates.
+        """
         size = 0
-        counts = zip(before, self._write_counts(), strict=True)  # empty without gates
-        for one, grad, (old, new) in zip(self._versions, grads, counts, strict=False):
-            one.number += grad is None and old != new
-        for one, own, grad in zip(self._versions, self._param_bytes, grads, strict=True):
+        for k, (one, grad) in enumerate(zip(self._versions, grads, strict=True)):
             if grad is not None:
                 one.number += 1
                 # A dense gradient has the shape and the dtype of its parameter.
-                size += _grad_bytes(grad) if grad.is_sparse else own
+                size += _grad_bytes(grad) if grad.is_sparse else self._param_bytes[k]
+            elif before:
+                one.number += version_of(self._params[k]) != before[k]
         return size
 
     def _check_age(self, source: Any, read_at: GradientVersions) -> int | None:
@@ -284,13 +273,5 @@ class WorkerOptimizer:
 
 def _grad_bytes(grad: Tensor) -> int:
     """Return the bytes of the stored elements of a tensor."""
-    stored = values_of(grad) if grad.is_sparse else grad
-    return stored.numel() * stored.element_size()
-
-
-def _copy_to_cpu(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {key: _copy_to_cpu(one) for key, one in value.items()}
-    return value
+    stored: Tensor = values_of(grad) if grad.is_sparse else grad
+    return stored.nbytes

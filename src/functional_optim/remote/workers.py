@@ -7,26 +7,41 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import is_valid_context
 from functional_optim.core.aliasing import clone_aliased
 from functional_optim.core.checks import check_fit, check_grad
 from functional_optim.core.format import format_value
-from functional_optim.frontends.local_optimizer import OpaqueRecipe
-from functional_optim.frontends.recipe import ComposedRecipe, Recipe
+from functional_optim.frontends import gradient_norms
+from functional_optim.frontends.loss_scale import check_and_unscale_
+from functional_optim.frontends.recipe import ComposedRecipe
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.kernels.totals import sum_in_order
+from functional_optim.remote.chain_groups import ChainGroups
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import collect_results, gather_results, worker_error
 from functional_optim.remote.options import MissingOptionsError, OptionsSender, VersionedOptions
-from functional_optim.remote.placement import PlacedGroup, groups_by_worker
+from functional_optim.remote.placement import groups_by_worker, name_gradients
 from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import GradientVersions
 from functional_optim.remote.transport import Transport
+
+Gradients = Any
+"""The id of a distributed autograd context; or a gradient, or None, for each parameter: a list, or
+a mapping by name. A parameter that the mapping lacks has no gradient."""
 
 Sources = Mapping[str, Any]
 """The source of each worker's gradients: the gradients, or the id of an autograd context."""
 
 Groups = Sequence[Mapping[str, Any]]
 """Parameter groups with their current options."""
+
+
+_LOCAL: Mapping[str, Callable[[Any, float], Any]] = {
+    "addends": gradient_norms.addends,
+    "scale_": gradient_norms.scale_,
+    "unscale_": check_and_unscale_,
+}
+"""Operations on gradients in this process. Workers have methods with the same names."""
 
 
 class PendingCalls(NamedTuple):
@@ -44,10 +59,9 @@ class Workers:
 
     Args:
         transport: sends calls to workers.
-        groups: parameter groups.
-        make_worker: builds the optimizer of a worker, on that worker, from ``recipe`` and its
+        chain_groups: the parameter groups, and the recipe of the optimizer.
+        make_worker: builds the optimizer of a worker, on that worker, from the recipe and its
             groups.
-        recipe: builds the optimizer over its parameters.
         close: True if :meth:`close` also closes the transport.
 
     Raises:
@@ -57,21 +71,22 @@ class Workers:
     def __init__(
         self,
         transport: Transport,
-        groups: Sequence[PlacedGroup],
+        chain_groups: ChainGroups,
         make_worker: Callable[..., Any],
-        recipe: Recipe | OpaqueRecipe,
         *,
         close: bool = True,
     ) -> None:
         self.transport = transport
         self._close = close
+        groups, recipe = chain_groups.groups, chain_groups.recipe
         self.worker_groups = groups_by_worker(groups)
         self.names = {
             worker: [name for group in own for name, _ in group.params]
             for worker, own in self.worker_groups.items()
         }
         """The names of each worker's parameters."""
-        self._groups = groups
+        self._groups, self._given = groups, chain_groups.params
+        self._params = [one for group in groups for one in group.params]
         self._waits = dict.fromkeys(self.worker_groups, 0)
         self._running_steps: dict[str, list[Future[None]]] = {
             worker: [] for worker in self.worker_groups
@@ -102,17 +117,54 @@ class Workers:
                 made[group.number] = {**own, **made[group.number]}
         return made
 
-    def split_gradients(self, gradients: Sequence[Sequence[Tensor | None]]) -> Sources:
-        """Return each worker's gradients, after a check that each gradient fits its parameter."""
-        for group, own in zip(self._groups, gradients, strict=True):
-            for one, grad in zip(group.params, own, strict=True):
+    def locate(self, gradients: Gradients) -> Sources:
+        """Return the source of each worker's gradients.
+
+        Raises:
+            TypeError, ValueError: gradients that do not fit, or a context on workers without
+                contexts.
+            RuntimeError: the context is not open in this process.
+        """
+        if not isinstance(gradients, int) or isinstance(gradients, bool):
+            by_name = name_gradients(gradients, self._given)
+            for one in self._params:
+                grad = by_name[one.name]
                 if grad is not None:
                     check = check_fit if one.like.is_meta else check_grad
                     check(one.like, grad, one.name)
-        return {
-            worker: [gradients[group.number][index] for group in own for index in group.indices]
-            for worker, own in self.worker_groups.items()
-        }
+            return {
+                worker: [by_name[name] for name in names] for worker, names in self.names.items()
+            }
+        if not self.transport.has_contexts:
+            raise TypeError(
+                f"these workers have no distributed autograd contexts, got the id {gradients}; "
+                "give step the gradients"
+            )
+        if not is_valid_context(gradients):
+            raise RuntimeError(
+                f"there is no distributed autograd context {gradients} in this process; call step "
+                "inside of torch.distributed.autograd.context(), with the id that it gave"
+            )
+        return dict.fromkeys(self.worker_groups, gradients)
+
+    def on_gradients(self, method: str, sources: Sources, value: float) -> dict[str, Any]:
+        """Call a method with the gradients of each worker, where they are, and a number."""
+        if all(isinstance(source, list) for source in sources.values()):
+            return {worker: _LOCAL[method](grads, value) for worker, grads in sources.items()}
+        arguments = {worker: (source, value) for worker, source in sources.items()}
+        return gather_results(method, self._call(method, arguments))
+
+    def clip(
+        self, sources: Sources, max_norm: float, norm_type: float, *, error_if_nonfinite: bool
+    ) -> float:
+        """Scale gradients to a joint norm of at most ``max_norm``. Return the norm before."""
+        return gradient_norms.clip(
+            lambda order: self._order_by_parameter(self.on_gradients("addends", sources, order)),
+            lambda factor: self.on_gradients("scale_", sources, factor),
+            max_norm,
+            norm_type,
+            error_if_nonfinite=error_if_nonfinite,
+        )
 
     def select(self, workers: Collection[str] | None) -> list[str]:
         """Return the workers with these names, in the order of all workers; all for None."""
@@ -167,7 +219,7 @@ class Workers:
 
     def _copy_aliased(self, sources: Sources) -> Sources:
         """Copy gradients that share memory with parameters: another worker may step first."""
-        params = [one.like for group in self._groups for one in group.params]
+        params = [one.like for one in self._params]
         return {
             worker: clone_aliased(own, params) if isinstance(own, list) else own
             for worker, own in sources.items()
@@ -197,20 +249,12 @@ class Workers:
             raise worker_error(pending.method, errors, len(pending.futures))
         return results
 
-    def call_each(self, method: str, sources: Sources, value: float) -> dict[str, Any]:
-        """Call a method of each worker with the source of its gradients and a number."""
-        arguments = {worker: (source, value) for worker, source in sources.items()}
-        return gather_results(method, self._call(method, arguments))
-
-    def order_by_parameter(self, found: Mapping[str, Tensor]) -> list[Any]:
+    def _order_by_parameter(self, found: Mapping[str, Tensor]) -> list[Any]:
         """Return the workers' numbers or rows, one per parameter, in the order of the groups."""
-        made: list[list[Any]] = [[0.0] * len(group.params) for group in self._groups]
-        for worker, groups in self.worker_groups.items():
-            numbers = iter(found[worker].tolist())
-            for group in groups:
-                for index in group.indices:
-                    made[group.number][index] = next(numbers)
-        return [number for numbers in made for number in numbers]
+        by_name: dict[str, Any] = {}
+        for worker, names in self.names.items():
+            by_name.update(zip(names, found[worker].tolist(), strict=True))
+        return [by_name[one.name] for one in self._params]
 
     def state_dicts(self, groups: Groups, workers: Collection[str]) -> dict[str, Any]:
         options = self._options.current(groups)
@@ -282,7 +326,7 @@ class Workers:
         for _ in range(self._num_totals):
             arguments = {worker: (sources[worker], tuple(totals)) for worker in self.handles}
             addends = self.gather(self._send_with_options("measure", options, arguments))
-            totals.append(_total(self.order_by_parameter(addends)))
+            totals.append(_total(self._order_by_parameter(addends)))
         return totals
 
 

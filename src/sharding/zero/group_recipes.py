@@ -64,7 +64,7 @@ class GroupRecipes:
             if self.chains is None:
                 self._check_totals(part)
             else:
-                self.chains.add(part.optimizer, part.places)
+                self.chains.parts.append((part.optimizer, part.places))
         self._own += [own for _, own in parts]
         return [part.group for part, _ in parts]
 
@@ -72,7 +72,7 @@ class GroupRecipes:
         """Remove the recipes of all groups after the first ``count``."""
         del self._own[count:]
         if self.chains is not None:
-            self.chains.remove_after((count, 0))
+            del self.chains.parts[count:]
 
     def _check_totals(self, part: GroupPart) -> None:
         """Raise TypeError if a group lacks a stage that needs a total over all gradients."""

@@ -23,7 +23,7 @@ EXECUTORS: tuple[Any, ...] = ("compiled", "blocked", "auto")
 
 
 def worker_of(optimizer: Any, params: dict[str, torch.Tensor]) -> WorkerOptimizer:
-    share = WorkerGroup(0, tuple(range(len(params))), list(params.items()), {})
+    share = WorkerGroup(0, list(params.items()), {})
     return make_worker(resolve_recipe(optimizer, (), {}), [share])
 
 
