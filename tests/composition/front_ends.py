@@ -6,6 +6,7 @@ import optree
 import torch
 
 from functional_optim import Optimizer, TorchOptimizer
+from functional_optim.plan import tree_steps
 from functional_optim.testing.subject import named_state
 
 from ..tensors import assert_same
@@ -31,6 +32,10 @@ class Pure:
         assert_same(given, before)
         assert_apart(made, (self.params, self.state), {k for k, g in grads.items() if g is None})
         self.params, self.state = made
+
+    def forget(self) -> None:
+        """Delete all plans."""
+        tree_steps._PLANS.clear()
 
     def entries(self, name: str) -> dict[str, Any]:
         """Return the state of a parameter by the names of torch.optim."""
@@ -65,6 +70,9 @@ class Groups(Pure):
             group.update({name: value for name, value in short.items() if name in group})
         self.torch.step()
         self.torch.zero_grad()
+
+    def forget(self) -> None:
+        self.torch._steps.forget()
 
     def entries(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.torch.state[self.trained[name]]
