@@ -53,15 +53,15 @@ def _unscale_each(grads: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor)
         one.mul_(inverse)
 
 
-foreach_add_ = foreach_function("add_") or _each("add_")
+foreach_add_: Callable[..., Any] = getattr(torch, "_foreach_add_", None) or _each("add_")
 """Add one number to all tensors, in place."""
-foreach_mul_ = foreach_function("mul_") or _each("mul_")
+foreach_mul_: Callable[..., Any] = getattr(torch, "_foreach_mul_", None) or _each("mul_")
 """Multiply tensors in place: all by a 0-d tensor, or each by its number in a list. (On the CPU,
 torch would round one number for all to the dtype of the tensors first.)"""
-foreach_divide_ = foreach_function("div_") or _each("div_")
+foreach_divide_: Callable[..., Any] = getattr(torch, "_foreach_div_", None) or _each("div_")
 """Divide each tensor by its number in a list, in place."""
-foreach_copy_ = foreach_function("copy_") or _each("copy_")
-foreach_clone = foreach_function("clone") or _each("clone")
+foreach_copy_: Callable[..., Any] = getattr(torch, "_foreach_copy_", None) or _each("copy_")
+foreach_clone: Callable[..., Any] = getattr(torch, "_foreach_clone", None) or _each("clone")
 foreach_norm: Callable[[list[Tensor]], list[Tensor]] = (
     getattr(torch, "_foreach_norm", None) or _norm_of_each
 )
