@@ -100,17 +100,6 @@ def equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_ranks_agree_after_the_steps_that_are_due_and_only_then() -> None:
-    for size in (2, 3, 4):
-        found = LocalWorld(size).run(
-            lambda group: averaged(group, 12, PeriodicModelAverager(3, 4, group))
-        )
-        for step in range(12):
-            same = all(equal(found[0][step], other[step]) for other in found[1:])
-            with case(size=size, step=step):
-                assert same == (step in {4, 7, 10})
-
-
 def test_groups_are_of_neighbours_and_the_last_may_be_smaller() -> None:
     schedule = AveragingSchedule((2, 4), (2, None))
     found = LocalWorld(5).run(lambda g: averaged(g, 4, ScheduledModelAverager(schedule, g)))
@@ -135,18 +124,6 @@ def test_parameters_without_gradients_are_averaged_too() -> None:
 
     for rank in LocalWorld(3).run(step):
         assert all(torch.equal(param, torch.ones(2)) for param in rank)
-
-
-def test_storages_and_views_stay() -> None:
-    """torch gives parameters another buffer, so views of them keep the old values."""
-
-    def step(group: Any) -> bool:
-        flat = torch.full((6,), float(group.rank()))
-        params = [nn.Parameter(flat[:4].view(2, 2)), nn.Parameter(flat[4:])]
-        PeriodicModelAverager(2, 0, group).average_parameters(params)
-        return torch.equal(flat, torch.full((6,), 1.0)) and params[0].data_ptr() == flat.data_ptr()
-
-    assert LocalWorld(3).run(step) == [True] * 3
 
 
 def test_a_delayed_mean_keeps_the_steps_made_meanwhile() -> None:

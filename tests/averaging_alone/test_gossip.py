@@ -1,21 +1,19 @@
 """Gossip between pairs, on ranks that are threads."""
 
-import io
 import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hooks import PostLocalSGDOptimizer
 from hooks.averaging.contrib import GossipModelAverager
 from hooks.averaging.contrib.pairs import partners
 from sharding.transport import TransportError
 from sharding.transport.local import LocalWorld
 from tests.choices import case
 
-from .training import model, train, values
+from .training import model
 
 SIZES = (1, 2, 3, 4, 8)
 STEPS = 13
@@ -161,41 +159,6 @@ def test_variance_falls_up_to_the_bound_on_gamma_and_rises_beyond() -> None:
                 assert growth(size, momentum, 0.01 * bound) < 1
                 assert growth(size, momentum, 0.99 * bound) < 1
                 assert growth(size, momentum, 1.01 * bound) > 1
-
-
-def test_stopped_in_mid_period_and_loaded_is_never_stopped() -> None:
-    class Run:
-        def __init__(self, group: Any) -> None:
-            self.rank, self.module = group.rank(), model()
-            averager = GossipModelAverager(
-                self.module.parameters(), 4, warmup_steps=1, process_group=group
-            )
-            inner = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.5)
-            self.optimizer = PostLocalSGDOptimizer(inner, averager)
-
-        def go(self, steps: range) -> list[Tensor]:
-            train(self.module, self.optimizer, self.rank, steps)
-            return values(self.module)
-
-    def whole(group: Any) -> list[Tensor]:
-        return Run(group).go(range(STEPS))
-
-    def stopped(group: Any) -> list[Tensor]:
-        first, second = Run(group), Run(group)
-        first.go(range(7))
-        file = io.BytesIO()
-        torch.save((first.module.state_dict(), first.optimizer.state_dict()), file)
-        file.seek(0)
-        module, optimizer = torch.load(file)
-        second.module.load_state_dict(module)
-        second.optimizer.load_state_dict(optimizer)
-        return second.go(range(7, STEPS))
-
-    for size in (1, 3, 4):
-        want, found = LocalWorld(size).run(whole), LocalWorld(size).run(stopped)
-        with case(size=size):
-            for one, other in zip(want, found, strict=True):
-                assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_bytes_sent_do_not_grow_with_the_number_of_ranks() -> None:

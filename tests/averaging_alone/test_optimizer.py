@@ -141,29 +141,6 @@ def test_hook_and_averager_that_disagree_are_refused_at_the_first_step() -> None
         assert "in the first 5 iterations" in message and "only after 6" in message
 
 
-def test_every_step_averaged_is_data_parallel_sgd() -> None:
-    """The mean of SGD steps from one point equals a step by the mean gradient."""
-
-    def local(group: Any) -> list[Tensor]:
-        module = model()
-        inner = torch.optim.SGD(module.parameters(), lr=0.1)
-        with pytest.warns(UserWarning, match="period 1"):
-            averager = PeriodicModelAverager(1, 0, group)
-        train(module, PostLocalSGDOptimizer(inner, averager), group.rank(), range(4))
-        return values(module)
-
-    def parallel(group: Any) -> list[Tensor]:
-        module = model()
-        state = PostLocalSGDState(group, group, 100)
-        ddp = wrapped(module, group, post_localSGD_hook, state)
-        train(ddp, torch.optim.SGD(module.parameters(), lr=0.1), group.rank(), range(4))
-        return values(module)
-
-    for one, other in zip(LocalWorld(3).run(local), LocalWorld(3).run(parallel), strict=True):
-        for a, b in zip(one, other, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
 def test_state_and_buffers_are_averaged_on_request() -> None:
     def run(group: Any, average: bool) -> list[Tensor]:
         module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))

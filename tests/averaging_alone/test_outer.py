@@ -1,6 +1,5 @@
 """Outer optimizers, on ranks that are threads."""
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.outer_settings import OUTER_SETTINGS
-from functional_optim import Optimizer, TorchOptimizer, adamw, sgd
+from functional_optim import Optimizer, sgd
 from hooks import PostLocalSGDOptimizer
 from hooks.averaging import OuterModelAverager
-from hooks.averaging.compression import Blocks, TopK
-from hooks.averaging.contrib import Statistical
+from hooks.averaging.compression import Blocks
 from sharding import ParameterSpec, plan
 from sharding.transport.local import LocalWorld
 from tests.choices import case
@@ -160,57 +158,6 @@ def test_mixing_is_the_share_of_a_ranks_own() -> None:
             0.5 * own.double() + 0.5 * both for own, both in zip(alone[rank][4], mean, strict=True)
         ]
         close(kept[rank][4], want)
-
-
-def test_ranks_agree_whatever_was_lost_on_the_way() -> None:
-    for compression in (Blocks(8), Blocks(4), Statistical(2), TopK(0.1)):
-        for feeds_back in (True, False):
-            options = {"compression": compression, "error_feedback": feeds_back}
-            found = trained(outer_by(sgd(lr=0.7, momentum=0.9), 3, **options))
-            with case(**options):
-                for step in (2, 5, 8, 11):
-                    assert same(found[0][step], found[1][step])
-                    assert same(found[0][step], found[2][step])
-                assert not same(found[0][3], found[1][3])
-
-
-def test_stopped_in_mid_period_and_loaded_is_never_stopped() -> None:
-    class Run:
-        def __init__(self, group: Any, **options: Any) -> None:
-            self.rank, self.module = group.rank(), model()
-            diloco = sgd(lr=0.7, momentum=0.9, nesterov=True)
-            params = self.module.parameters()
-            averager = OuterModelAverager(params, diloco, 4, process_group=group, **options)
-            inner = TorchOptimizer(self.module.parameters(), adamw(lr=0.05))
-            self.optimizer = PostLocalSGDOptimizer(inner, averager)
-
-    for options, cut in [
-        ({"warmup_steps": 0}, 6),
-        ({"fragments": 2, "delay": 3}, 6),
-        ({"compression": Statistical(2), "delay": 1}, 8),
-        ({"compression": TopK(0.2), "fragments": 2}, 7),
-    ]:
-
-        def whole(group: Any, options: Any = options) -> list[Tensor]:
-            run = Run(group, **options)
-            train(run.module, run.optimizer, run.rank, range(STEPS))
-            return values(run.module)
-
-        def stopped(group: Any, options: Any = options, cut: int = cut) -> list[Tensor]:
-            first, second = Run(group, **options), Run(group, **options)
-            train(first.module, first.optimizer, first.rank, range(cut))
-            file = io.BytesIO()
-            torch.save((first.module.state_dict(), first.optimizer.state_dict()), file)
-            file.seek(0)
-            module, optimizer = torch.load(file)
-            second.module.load_state_dict(module)
-            second.optimizer.load_state_dict(optimizer)
-            train(second.module, second.optimizer, second.rank, range(cut, STEPS))
-            return values(second.module)
-
-        want, found = LocalWorld(3).run(whole), LocalWorld(3).run(stopped)
-        with case(options=options):
-            assert all(same(a, b) for a, b in zip(want, found, strict=True))
 
 
 def test_another_number_of_ranks_goes_on_from_a_checkpoint() -> None:

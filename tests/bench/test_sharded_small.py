@@ -1,10 +1,7 @@
 """Race of many small parameters: the command runs, and all contestants make the same steps."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.sharded_small import ELEMENTS, FRONT, FUSED, OURS, THEIRS, contestants, lines
@@ -12,15 +9,7 @@ from benchmarks.sharded_small import ELEMENTS, FRONT, FUSED, OURS, THEIRS, conte
 from ..choices import case
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """Run a test in a process group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("world_of_one")
 def test_every_contestant_makes_the_same_steps() -> None:
     made = contestants(6, 3)
     assert list(made) == [OURS, ELEMENTS, FRONT, FUSED, THEIRS]

@@ -1,6 +1,5 @@
-"""Repeated in-place steps of composed trees reuse their plans, and match pure steps."""
+"""Planned steps of composed trees: errors, layouts, derivatives, and gradients that are written."""
 
-import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +10,10 @@ from torch import Tensor
 
 from functional_optim import (
     Rule,
+    Transform,
+    accumulate,
     adahessian,
+    adamw,
     chain,
     clip_by_global_norm,
     freeze,
@@ -20,119 +22,24 @@ from functional_optim import (
     partition,
     sgd,
 )
+from functional_optim.core.state import State
 from functional_optim.kernels.errors import NotPointwiseError
 from functional_optim.plan import StepPlan, engine, tree_steps
-from functional_optim.plan.decision import Decision
 
 from ..choices import case
-from ..steady import calls_of, noted_calls
-from ..tensors import assert_same, normal, watched
-from .trees import (
-    COMPOSED,
-    MASKS,
-    PERIOD,
-    Tree,
-    grads_at,
-    grads_without,
-    lrs_at,
-    params_of,
-)
+from ..steady import noted_calls
+from ..tensors import assert_same, normal
+from .front_ends import FRONT_ENDS, Groups, cloned
+from .trees import COMPOSED, Tree, grads_at, grads_without, params_of
 
 
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the calls of functions that a planned step does not need."""
-    places = (StepPlan, "__init__"), (engine, "prepare"), (Decision, "add_up")
-    return noted_calls(monkeypatch, places)
-
-
-def stepped(name: str, steps: int, executor: str = "reference") -> tuple[Tree, Any]:
-    """Return parameters and state after several in-place steps with all gradients."""
-    params, optimizer = params_of(), COMPOSED[name]().using(executor=executor)
-    state = optimizer.init(params)
-    for step in range(steps):
-        optimizer.update_(params, grads_at(step), state)
-    return params, state
-
-
-@pytest.mark.parametrize("executor", ["reference", "blocked"])
-@pytest.mark.parametrize("name", COMPOSED)
-def test_planned_steps_are_those_of_update(name: str, executor: str) -> None:
-    """Planned in-place steps match ``update`` in every bit.
-
-    Gradients are missing in turn, and learning rates change at each step.
-    """
-    optimizer = COMPOSED[name]()
-    in_place = optimizer.using(executor=executor)
-    params, want = params_of(), params_of()
-    own, state = in_place.init(params), optimizer.init(want)
-    for step in range(4 * PERIOD):
-        grads, lrs = grads_without(step, MASKS[step % PERIOD]), lrs_at(optimizer, step)
-        in_place.update_(params, grads, own, **lrs)
-        want, state = optimizer.update(want, grads, state, **lrs)
-        with case(step=step):
-            assert_same([params, own], [want, state])
-
-
-@pytest.mark.parametrize("masks", [(set(),), MASKS])
-@pytest.mark.parametrize("name", COMPOSED)
-def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
-    name: str, masks: tuple[set[str], ...], seen: list[str]
-) -> None:
-    params, optimizer = params_of(), COMPOSED[name]()
-    state = optimizer.init(params)
-    for step in range(8 * PERIOD):
-        if step == 7 * PERIOD:
-            seen.clear()
-        grads = grads_without(step, masks[step % len(masks)])
-        optimizer.update_(params, grads, state, **lrs_at(optimizer, step))
-    assert seen == []
+@pytest.fixture(autouse=True)
+def _no_plans_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_steps, "_PLANS", [])
 
 
 def odd(path: Any, shape: Any) -> str:
     return "odd" if path[0] % 2 else "even"
-
-
-def test_python_is_called_as_often_for_many_leaves_as_for_few() -> None:
-    optimizer = chain(
-        partition({"odd": sgd(0.1, momentum=0.9), "even": sgd(0.2)}, odd), lookahead(2)
-    )
-    counted = []
-    for count in (4, 40):
-        params = [normal(5, seed=k) for k in range(count)]
-        grads = [normal(5, seed=100 + k) for k in range(count)]
-        state = optimizer.init(params)
-
-        def step(given: Any = (params, grads, state)) -> None:
-            optimizer.update_(*given)
-
-        for _ in range(8):
-            step()
-        counted.append([calls_of(step) for _ in range(4)])
-    # For separate tensors, torch's block operations need one more call per gradient.
-    assert max(counted[1]) <= max(counted[0]) + 36
-
-
-@pytest.mark.parametrize("name", COMPOSED)
-def test_no_plan_and_no_step_holds_what_was_given(name: str) -> None:
-    given: list[Any] = []
-    optimizer = COMPOSED[name]()
-    gc.disable()
-    try:
-        params = watched(params_of(), given)
-        state = watched(optimizer.init(params), given)
-        for step in range(8):
-            grads = watched(grads_at(step), given)
-            if step % 2:
-                optimizer.update_(params, grads, state)
-            else:
-                params, state = optimizer.update(params, grads, state)
-                params, state = watched(params, given), watched(state, given)
-            del grads
-        del params, state
-        assert [one() for one in given] == [None] * len(given)
-    finally:
-        gc.enable()
 
 
 def test_so_many_plans_are_kept_and_no_more() -> None:
@@ -141,40 +48,6 @@ def test_so_many_plans_are_kept_and_no_more() -> None:
         params = {"a": normal(length + 1), "b": normal(2, length + 1)}
         optimizer.update(params, params, optimizer.init(params))
     assert len(tree_steps._PLANS) == tree_steps.PLANS
-
-
-def moved(params: Tree, state: Any) -> None:
-    params["head.weight"].data = params["head.weight"].clone() * 2
-
-
-def replaced(params: Tree, state: Any) -> None:
-    params["head.weight"] = params["head.weight"].clone() * 2
-
-
-def counted_on(params: Tree, state: Any) -> None:
-    state.leaves["head.weight"].step.fill_(9)
-    for gate in state.leaves["head.weight"].gates:
-        gate.runs.fill_(4)
-
-
-def state_moved(params: Tree, state: Any) -> None:
-    field = optree.tree_leaves(state.leaves["head.weight"].stages)[0]
-    field.data = field.clone() * 2
-
-
-@pytest.mark.parametrize("name", ["batches of parts", "clip over parts", "finite batches"])
-@pytest.mark.parametrize("change", [moved, replaced, counted_on, state_moved])
-def test_what_somebody_changed_between_steps_is_seen(
-    name: str, change: Callable[[Tree, Any], None]
-) -> None:
-    optimizer = COMPOSED[name]()
-    params, state = stepped(name, 5)
-    change(params, state)
-    want, after = optree.tree_map(torch.clone, (params, state), none_is_leaf=False)
-    for step in range(5, 9):
-        optimizer.update_(params, grads_at(step), state)
-        want, after = optimizer.update(want, grads_at(step), after)
-    assert_same([params, state], [want, after])
 
 
 WRONG: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
@@ -199,7 +72,8 @@ def test_a_wrong_gradient_changes_nothing_in_a_planned_step(what: str) -> None:
     assert_same([params, state], list(before))
 
 
-def test_steps_that_all_need_an_input_are_planned_with_it(seen: list[str]) -> None:
+def test_steps_that_all_need_an_input_are_planned_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = noted_calls(monkeypatch, ((StepPlan, "__init__"), (engine, "prepare")))
     optimizer = chain(clip_by_global_norm(0.5), adahessian(0.1))
     params, want = params_of(), params_of()
     state, after = optimizer.init(params), optimizer.init(want)
@@ -212,7 +86,7 @@ def test_steps_that_all_need_an_input_are_planned_with_it(seen: list[str]) -> No
         optimizer.update_(params, grads_at(step), state, extra=extra)
         with case(step=step):
             assert_same([params, state, hessian], [want, after, extra["hessian"]])
-    assert "__init__" not in seen and "prepare" not in seen
+    assert seen == []
     before = optree.tree_map(torch.clone, (params, state))
     with pytest.raises(TypeError, match=r"needs 'hessian' of each parameter"):
         optimizer.update_(params, grads_at(8), state)
@@ -279,3 +153,164 @@ def test_a_rule_that_only_says_that_it_is_pointwise_is_refused_by_all_but_the_re
         optimizer.update_(params, grads, state)
         want, after = optimizer.update(want, grads, after)
         assert_same([params, state], [want, after])
+
+
+def test_a_step_in_which_no_leaf_is_stepped() -> None:
+    """A step in which only frozen leaves have gradients changes nothing."""
+    optimizer = COMPOSED["frozen"]()
+    params = params_of()
+    state = optimizer.init(params)
+    for step in range(4):
+        grads = grads_without(step, params.keys() - {"head.weight"})
+        want = optimizer.using(executor="reference").update(params, grads, state)
+        made = optimizer.update(params, grads, state)
+        assert_same(list(made), list(want))
+        assert all(made[0][name] is param for name, param in params.items())
+        params, state = made
+
+
+def transposed(tree: Any) -> Any:
+    return optree.tree_map(lambda one: one.t().contiguous().t() if one.dim() == 2 else one, tree)
+
+
+def in_wide_memory(tree: Any) -> Any:
+    """Return a tree whose matrices are not contiguous."""
+
+    def wide(one: Tensor) -> Tensor:
+        return torch.cat([one, one], 1)[:, : one.shape[1]] if one.dim() == 2 else one
+
+    return optree.tree_map(wide, tree)
+
+
+def double(tree: Any) -> Any:
+    return optree.tree_map(lambda one: one.double() if one.is_floating_point() else one, tree)
+
+
+def larger(tree: Any) -> Any:
+    return optree.tree_map(lambda one: torch.cat([one, one]) if one.dim() else one, tree)
+
+
+LAYOUTS = [cloned, transposed, in_wide_memory, double, larger]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("of_gradients", [False, True])
+@pytest.mark.parametrize("name", ["batches of parts", "clip over parts", "finite"])
+def test_layouts_may_change_at_any_step(name: str, of_gradients: bool, in_place: bool) -> None:
+    """Layouts may change at any step, for all tensors or for the gradients alone."""
+    optimizer = COMPOSED[name]()
+    layouts: list[Callable[[Any], Any]] = LAYOUTS[:3] if of_gradients else LAYOUTS
+    params = params_of()
+    state = optimizer.init(params)
+    with torch.no_grad():
+        for step in range(4 * len(layouts)):
+            layout = layouts[step % len(layouts)]
+            grads = layout(grads_at(step))
+            own, after = cloned((params, state)) if of_gradients else layout((params, state))
+            if not of_gradients:
+                after = State(after.leaves, cloned(state.shared))
+            want, wanted = optimizer.using(executor="reference").update(own, grads, after)
+            if in_place:
+                optimizer.update_(own, grads, after)
+            else:
+                own, after = optimizer.update(own, grads, after)
+            with case(step=step):
+                assert_same([own, after], [want, wanted])
+
+
+def by_name(path: Any, shape: Any) -> str:
+    return "first" if path[0] == "a" else "second"
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_gradient_may_be_a_parameter_or_a_state_in_a_planned_step(
+    batches: int, front_end: str
+) -> None:
+    """In a planned step, a gradient may be a parameter or state of a part that steps before it."""
+    parts = partition({"first": sgd(0.1, momentum=0.9), "second": adamw(0.1)}, by_name)
+    optimizer = chain(accumulate(batches), parts, lookahead(3)) if batches > 1 else parts
+    want = {name: normal(3, 2, seed=k) for k, name in enumerate("ab")}
+    run, after = FRONT_ENDS[front_end](optimizer, cloned(want)), optimizer.init(want)
+    for step in range(12):
+        grads: Tree = {name: normal(3, 2, seed=10 * step + k) for k, name in enumerate("ab")}
+        if step % 4 == 3 and isinstance(run, Groups):
+            grads = {"a": run.trained["b"].detach(), "b": run.trained["a"].detach()}
+        elif step % 4 == 3:
+            momentum = optree.tree_leaves(run.state.leaves["a"].stages)[-1]
+            grads = {"a": run.params["b"], "b": run.params["a"] if step < 8 else momentum}
+        wanted = cloned(grads)
+        run.step(grads)
+        with torch.no_grad():
+            want, after = optimizer.using(executor="reference").update(want, wanted, after)
+        with case(step=step):
+            run.assert_same(want, after)
+
+
+class Weight(NamedTuple):
+    weight: Any
+
+
+class Loss(NamedTuple):
+    loss: Any
+
+
+def weighed(grad: Any, param: Any, state: Any, c: Any) -> Any:
+    return (grad * c.weight).to(grad.dtype), state
+
+
+WEIGHED = Transform(
+    name="weighed",
+    hyper=Weight,
+    transform=weighed,
+    shared=Loss,
+    init_shared=lambda hyper: Loss(1.0),
+    combine=lambda before, totals, hyper, loss: Loss(loss),
+    coefficients=lambda step, hyper, shared: Weight(hyper.weight * shared.loss),
+    extra=("loss",),
+)
+
+
+@pytest.mark.parametrize("carrier", ["params", "state", "grads", "weight", "extra", "measured"])
+def test_a_derivative_goes_through_a_step_that_was_planned_before(carrier: str) -> None:
+    optimizer = chain(clip_by_global_norm(0.5), WEIGHED(weight=0.1), COMPOSED["parts"]())
+    params = params_of()
+    state = optimizer.init(params)
+    extra = {"loss": torch.tensor(2.0)}
+    for step in range(3):
+        params, state = optimizer.update(params, grads_at(step), state, extra=extra)
+    assert len(tree_steps._PLANS) == 1
+    given: dict[str, Any] = {
+        "params": params, "state": state, "grads": grads_at(3), "weight": 0.1,
+        "extra": {"loss": torch.tensor(2.0)}, "measured": [torch.tensor(4.0).double()],
+    }  # fmt: skip
+    carrying = torch.tensor(0.1) if carrier == "weight" else given[carrier]
+    given[carrier] = optree.tree_map(floating_with_grad, carrying)
+    made = optimizer.update(
+        given["params"],
+        given["grads"],
+        given["state"],
+        measured=given["measured"],
+        extra=given["extra"],
+        weight=given["weight"],
+    )
+    results = [one for one in optree.tree_leaves(made[0]) if one.requires_grad]
+    assert results
+    assert any(one.grad_fn is not None for one in results)
+
+
+def floating_with_grad(one: Tensor) -> Tensor:
+    return one.clone().requires_grad_() if one.is_floating_point() else one
+
+
+def test_a_state_of_an_earlier_version_says_after_a_planned_step_how_often_gates_opened() -> None:
+    optimizer = COMPOSED["accumulate"]()
+    params = params_of()
+    state = optimizer.init(params)
+    for step in range(4):
+        params, state = optimizer.update(params, grads_at(step), state)
+    earlier = State(state.leaves, state.shared._replace(opened=()))
+    made = optimizer.update(params, grads_at(4), earlier)
+    want = optimizer.using(executor="reference").update(params, grads_at(4), earlier)
+    assert [int(one) for one in optree.tree_leaves(made[1].shared.opened)] == [4]
+    assert_same(list(made), list(want))

@@ -45,25 +45,11 @@ from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, INPUT_CASES
 
 from ..choices import case
+from ..tensors import bits, same_bits  # noqa: F401  for the tests
 from . import adaptive, layerwise
 
 REAL = ("adafactor", "sparse_adam")
 """Algorithms that take no complex parameters, as in torch."""
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """Return the bits of a tensor as integers, so that -0.0 is not 0.0, and NaN equals NaN."""
-    tensor = tensor.detach().resolve_conj()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return True if two tensors have one shape, one dtype, and the same bits."""
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
 
 
 def assert_same(a: Any, b: Any, namespace: str = "") -> None:

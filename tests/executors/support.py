@@ -21,7 +21,7 @@ from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact.program import LoopProgram
 from functional_optim.plan.item import coefficients_at
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from ..tensors import bits, noise, same_bits  # noqa: F401  for the tests
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (7,), "s": (), "e": (0, 2)}
 LARGE = 1_301
@@ -30,29 +30,9 @@ LARGE = 1_301
 Tree = dict[str, Tensor]
 
 
-def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return normal numbers, the same for a seed and a shape in every dtype, up to rounding."""
-    generator = torch.Generator().manual_seed(seed)
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
-
-
 def tensors(*trees: Any) -> list[Tensor]:
     """Return every tensor in some trees."""
     return [leaf for leaf in optree.tree_leaves(trees) if isinstance(leaf, Tensor)]
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """Return the bits of a tensor as integers: -0.0 differs from 0.0, and NaN equals itself."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return True if two tensors have the same shape, dtype, and bits."""
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
 
 
 def assert_same(got: Any, want: Any) -> None:

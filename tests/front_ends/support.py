@@ -10,6 +10,8 @@ from torch import Tensor
 from functional_optim import TorchOptimizer, as_functional_optim
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 
+from ..tensors import bits, noise, same_bits  # noqa: F401  for the tests
+
 CLASSES: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.SGD,
     torch.optim.Adam,
@@ -119,28 +121,6 @@ OTHER: dict[str, dict[str, Any]] = {
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (37,), (), (2, 3))
 
 Params = list[torch.nn.Parameter]
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """Return the bit patterns, in which -0.0 differs from 0.0, and NaN equals itself."""
-    tensor = tensor.detach().resolve_conj()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return True if two tensors have one shape, one dtype, and the same bits."""
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
-
-
-def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return normal random numbers that depend only on the seed and the shape."""
-    generator = torch.Generator().manual_seed(seed)
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
 
 
 def parameters(

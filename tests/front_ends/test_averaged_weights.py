@@ -1,12 +1,11 @@
 """Averaged weights: read by name, and swapped into a model for evaluation."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from functional_optim import (
@@ -49,11 +48,7 @@ DOORS: dict[str, Callable[[Any, Optimizer], Any]] = {
 each_door = pytest.mark.parametrize("door", DOORS)
 
 
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def trained(door: str, name: str, *, named: bool = True) -> tuple[nn.Module, Any]:

@@ -83,6 +83,10 @@ def another_count(one: Torchs, param: Tensor) -> None:
         entries["step"].fill_(3)
 
 
+def other_order(one: Torchs, param: Tensor) -> None:
+    one.param_groups[0]["params"].reverse()
+
+
 CHANGES = [
     other_memory,
     other_values,
@@ -108,7 +112,7 @@ def amsgrad_where_nothing_is_known(one: Torchs, _: Tensor) -> None:
     one.param_groups[0]["amsgrad"] = True
 
 
-@each(change=[*CHANGES, another_dtype, amsgrad_where_nothing_is_known])
+@each(change=[*CHANGES, other_order, another_dtype, amsgrad_where_nothing_is_known])
 def test_later_steps_are_those_of_torch_s_class(change: Callable[[Torchs, Tensor], None]) -> None:
     """After each change, parameters and state have the bits of torch's class."""
     pair = twins("AdamW")

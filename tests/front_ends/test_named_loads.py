@@ -1,12 +1,11 @@
 """Loading state by name in every front-end, if checkpoint and optimizer have names."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
@@ -68,13 +67,6 @@ def permuted(params: Mapping[str, nn.Parameter], order: list[int]) -> dict[str, 
     return {NAMES[k]: params[NAMES[k]] for k in order}
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def torch_like(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> TorchOptimizer:
     return TorchOptimizer(list(params.items()), optimizer)
 
@@ -134,7 +126,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize(("door", "name"), PAIRS)
 def test_parameters_in_another_order_get_their_own_state(door: str, name: str) -> None:
     """Fault 7: state was loaded by position, so a parameter got the state of another."""
@@ -233,7 +225,7 @@ WRONG: dict[str, tuple[Callable[[list[dict[str, Any]]], None], str]] = {
 }
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("door", ["TorchOptimizer", "ZeRO"])
 def test_names_that_do_not_fit_are_refused_and_change_nothing(door: str, wrong: str) -> None:

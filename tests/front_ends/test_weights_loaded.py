@@ -1,12 +1,11 @@
 """State that depends on parameters starts from their values at the first step."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from functional_optim import (
@@ -78,14 +77,7 @@ def steps(model: nn.Module, step: Callable[[], object], numbers: range) -> None:
         step()
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("door", DOORS)
 def test_weights_may_be_loaded_after_construction(door: str, name: str) -> None:

@@ -1,21 +1,14 @@
 """DistributedOptimizer over threads, which equals one process for any placement."""
 
-import itertools
-import threading
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch import Tensor
 
 import sharding
 from functional_optim import (
     DistributedOptimizer,
     adamw,
-    chain,
-    clip_by_global_norm,
     sgd,
 )
 from functional_optim.testing.chain_cases import ONE_CHAIN
@@ -73,47 +66,6 @@ def test_every_registered_class_is_torchs_to_the_bit() -> None:
             optimizer.close()
 
 
-def test_eight_threads_at_once_make_one_of_the_serial_orders() -> None:
-    """With momentum, each order gives other bits; all three workers must agree on one order."""
-    steps = [gradients(step) for step in range(4)]
-    params = parameters()
-    optimizer = over_threads(sgd, params, placement(3), lr=0.1, momentum=0.9)
-    begin = threading.Barrier(8)
-    of_four = itertools.cycle(steps)
-    turns = [next(of_four) for _ in range(8)]
-
-    def trainer(own: Any) -> None:
-        begin.wait()
-        optimizer.step(own)
-
-    threads = [threading.Thread(target=trainer, args=(one,)) for one in turns]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    counted = optimizer.counters()
-    optimizer.close()
-    assert {one.steps for one in counted.values()} == {8}
-    found = torch.cat([param.detach().reshape(-1) for param in params.values()])
-    orders = set(itertools.permutations((0, 1, 2, 3) * 2))
-    wanted = all_orders(steps, orders)
-    assert any(torch.equal(found, one) for one in wanted)
-
-
-def all_orders(steps: list[Any], orders: set[tuple[int, ...]]) -> list[Tensor]:
-    """Return the parameters after each order, computed elementwise for all orders at once."""
-    start = torch.cat([one.detach().reshape(-1) for one in parameters().values()])
-    flat = torch.stack([torch.cat([g.reshape(-1) for g in one.values()]) for one in steps])
-    which = torch.tensor(sorted(orders))
-    params = start.expand(len(which), -1).clone()
-    momentum = torch.zeros_like(params)
-    for turn in range(which.shape[1]):
-        grad = flat[which[:, turn]]
-        momentum = grad.clone() if turn == 0 else momentum.mul(0.9).add(grad)
-        params = params.add(momentum, alpha=-0.1)
-    return list(params)
-
-
 def test_a_plan_places_parameters() -> None:
     params = parameters()
     plan = sharding.plan(params, 2, "greedy")
@@ -122,34 +74,6 @@ def test_a_plan_places_parameters() -> None:
     optimizer.step(gradients(0))
     optimizer.close()
     assert_same(params, locally(adamw(lr=0.1), [gradients(0)]))
-
-
-def test_groups_and_schedulers() -> None:
-    """Options that torch's schedulers compute reach the workers with the next step."""
-    for options in pairs(optimizer=[torch.optim.AdamW, torch.optim.SGD], workers=[1, 3]):
-        with case(**options):
-            params, twins = parameters(), parameters()
-
-            def grouped(own: Any) -> list[dict[str, Any]]:
-                named = list(own.items())
-                return [{"params": named[:2]}, {"params": named[2:], "weight_decay": 0.5}]
-
-            where = placement(options["workers"])
-            optimizer = over_threads(options["optimizer"], grouped(params), where, lr=0.1)
-            twin = options["optimizer"](grouped(twins), lr=0.1, foreach=False)
-            schedulers = [
-                torch.optim.lr_scheduler.StepLR(one, 1, gamma=0.5) for one in (optimizer, twin)
-            ]
-            for step in range(3):
-                given_now = gradients(step)
-                optimizer.step(given_now)
-                for name, grad in given_now.items():
-                    twins[name].grad = grad
-                twin.step()
-                for one in schedulers:
-                    one.step()
-            optimizer.close()
-            assert_same(params, twins)
 
 
 def test_sparse_gradients_touch_their_rows() -> None:
@@ -184,44 +108,6 @@ def test_clipping_is_over_all_workers() -> None:
             assert alone.clip_grad_norm_(gradients(0, ("scale",)), 1e9, options["norm"]) == norm
             optimizer.close()
             alone.close()
-
-
-def test_a_chain_that_clips_sees_all_workers() -> None:
-    made = chain(clip_by_global_norm(0.1), adamw(lr=0.1))
-    results = []
-    for workers in (1, 2, 4):
-        params = parameters()
-        optimizer = over_threads(made, params, placement(workers))
-        for step in range(2):
-            optimizer.step(gradients(step))
-        optimizer.close()
-        results.append(params)
-    assert_same(results[1], results[0])
-    assert_same(results[2], results[0])
-
-
-def test_a_scaler_skips_the_step_on_all_workers() -> None:
-    params = parameters()
-    optimizer = over_threads(sgd, params, placement(2), lr=1.0)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(torch.ones(()))
-    scaled = {name: grad * 8.0 for name, grad in gradients(0).items() if grad is not None}
-    assert not optimizer.unscale_(scaled, scaler)
-    with pytest.raises(RuntimeError, match="already called"):
-        optimizer.unscale_(scaled, scaler)
-    scaler.step(optimizer, scaled)
-    scaler.update()
-    want = locally(sgd(lr=1.0), [gradients(0)])
-    assert_same(params, want)
-    scaled = gradients(1)
-    scaled["scale"] = torch.tensor(float("inf"))
-    assert optimizer.unscale_(scaled, scaler)
-    scaler.step(optimizer, scaled)
-    scaler.update()
-    assert_same(params, want)
-    assert scaler.get_scale() == 4.0
-    assert {one.steps for one in optimizer.counters().values()} == {1}
-    optimizer.close()
 
 
 def test_without_rpc_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

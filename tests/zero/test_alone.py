@@ -23,7 +23,7 @@ from sharding import MatrixBlocks, ParameterSpec, ZeroRedundancyOptimizer, plan,
 from .alone import params, step
 from .towers import Halving
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from functional_optim import adamw, if_any
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import case
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def test_a_state_dict_older_than_maximize() -> None:

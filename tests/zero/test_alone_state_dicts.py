@@ -18,7 +18,7 @@ from tests.zero_local.compare import difference
 
 from .alone import params, step
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def test_state_dict_hooks_and_errors(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sharding import ZeroRedundancyOptimizer
 
 from .alone import params, step
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def test_closures_hooks_and_zero_grad() -> None:

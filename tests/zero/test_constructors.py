@@ -19,7 +19,7 @@ from tests.choices import case
 if TYPE_CHECKING:
     from functional_optim import Optimizer as ForTypeCheckers
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def undeclared(lr=1e-3):

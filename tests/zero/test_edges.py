@@ -14,7 +14,7 @@ from sharding import ZeroRedundancyOptimizer
 from tests import checkpoints
 from tests.zero_local.compare import same
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def stepped(zero: Any, seed: int = 0) -> None:

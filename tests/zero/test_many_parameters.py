@@ -12,7 +12,7 @@ from tests.steady import calls_of
 
 from .alone import params
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def is_proportional(calls: Callable[[int], int]) -> bool:

@@ -14,7 +14,7 @@ from sharding import ZeroRedundancyOptimizer
 from tests.choices import each
 from tests.zero_local.compare import differing
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 SHAPES = {"a": (600,), "b": (), "c": (30, 7), "d": (0,), "e": (513,)}
 CHAINS: dict[str, Optimizer] = {

@@ -14,23 +14,21 @@ from torch import Tensor
 from functional_optim._torch.missing_name import MissingName
 
 
-def _add_to_each(tensors: Sequence[Tensor], number: float) -> None:
-    for one in tensors:
-        one.add_(number)
+def foreach_function(name: str) -> Callable[..., Any] | None:
+    """Return torch's foreach function, or None. Names with a trailing underscore are in place."""
+    found: Callable[..., Any] | None = getattr(torch, f"_foreach_{name}", None)
+    return found
 
 
-def _multiply_each(tensors: Sequence[Tensor], number: Tensor) -> None:
-    for one in tensors:
-        one.mul_(number)
+def _each(name: str) -> Callable[..., list[Tensor]]:
+    """Return a function that calls the method of each tensor, with its arguments of each list."""
+    method = getattr(Tensor, name)
 
+    def call_each(*args: Any, **options: Any) -> list[Tensor]:
+        rows = zip(*(one if isinstance(one, (list, tuple)) else repeat(one) for one in args))  # noqa: B905
+        return [method(*row, **options) for row in rows]
 
-def _clone_of_each(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [one.clone() for one in tensors]
-
-
-def _copy_to_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+    return call_each
 
 
 def _norm_of_each(tensors: list[Tensor]) -> list[Tensor]:  # TorchScript compiles it
@@ -48,16 +46,6 @@ def foreach_vector_norm(
     return found
 
 
-def _divide_each(tensors: Sequence[Tensor], divisors: Sequence[float]) -> None:
-    for one, divisor in zip(tensors, divisors, strict=True):
-        one.div_(divisor)
-
-
-def _scale_each(tensors: Sequence[Tensor], factors: Sequence[float]) -> None:
-    for one, factor in zip(tensors, factors, strict=True):
-        one.mul_(factor)
-
-
 def _unscale_each(grads: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor) -> None:
     for one in grads:
         found = torch.isfinite(one).all().logical_not().to(is_infinite)
@@ -65,28 +53,15 @@ def _unscale_each(grads: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor)
         one.mul_(inverse)
 
 
-foreach_add_: Callable[[Sequence[Tensor], float], object] = (
-    getattr(torch, "_foreach_add_", None) or _add_to_each
-)
-foreach_scale_: Callable[[Sequence[Tensor], Sequence[float]], object] = (
-    getattr(torch, "_foreach_mul_", None) or _scale_each
-)
-"""Multiply each tensor by its number, in place."""
-foreach_divide_: Callable[[Sequence[Tensor], Sequence[float]], object] = (
-    getattr(torch, "_foreach_div_", None) or _divide_each
-)
-"""Divide each tensor by its number, in place."""
-foreach_mul_: Callable[[Sequence[Tensor], Tensor], object] = (
-    getattr(torch, "_foreach_mul_", None) or _multiply_each
-)
-"""Multiply all tensors by a 0-d tensor, in place. (On the CPU, torch would round a number to the
-dtype of the tensors first.)"""
-foreach_copy_: Callable[[Sequence[Tensor], Sequence[Tensor]], object] = (
-    getattr(torch, "_foreach_copy_", None) or _copy_to_each
-)
-foreach_clone: Callable[[Sequence[Tensor]], Sequence[Tensor]] = (
-    getattr(torch, "_foreach_clone", None) or _clone_of_each
-)
+foreach_add_: Callable[..., Any] = getattr(torch, "_foreach_add_", None) or _each("add_")
+"""Add one number to all tensors, in place."""
+foreach_mul_: Callable[..., Any] = getattr(torch, "_foreach_mul_", None) or _each("mul_")
+"""Multiply tensors in place: all by a 0-d tensor, or each by its number in a list. (On the CPU,
+torch would round one number for all to the dtype of the tensors first.)"""
+foreach_divide_: Callable[..., Any] = getattr(torch, "_foreach_div_", None) or _each("div_")
+"""Divide each tensor by its number in a list, in place."""
+foreach_copy_: Callable[..., Any] = getattr(torch, "_foreach_copy_", None) or _each("copy_")
+foreach_clone: Callable[..., Any] = getattr(torch, "_foreach_clone", None) or _each("clone")
 foreach_norm: Callable[[list[Tensor]], list[Tensor]] = (
     getattr(torch, "_foreach_norm", None) or _norm_of_each
 )
@@ -105,18 +80,7 @@ def call_foreach(name: str, first: Sequence[Tensor], *args: Any, **options: Any)
         args: other arguments: a list with one tensor for each call, or one value for all calls.
         options: keyword arguments for all calls.
     """
-    foreach = foreach_function(name)
-    if foreach is not None:
-        return list(foreach(first, *args, **options))
-    function = getattr(torch, name)
-    rows = zip(*(one if isinstance(one, list) else repeat(one) for one in (first, *args)))  # noqa: B905
-    return [function(*row, **options) for row in rows]
-
-
-def foreach_function(name: str) -> Callable[..., Any] | None:
-    """Return torch's foreach function, or None. Names with a trailing underscore are in place."""
-    found: Callable[..., Any] | None = getattr(torch, f"_foreach_{name}", None)
-    return found
+    return list((foreach_function(name) or _each(name))(first, *args, **options))
 
 
 def _fused(name: str) -> Any:

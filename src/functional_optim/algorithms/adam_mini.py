@@ -16,13 +16,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.algorithms.adam import (
+    AdamCoefficients,
+    AdamHyper,
+    adam_coefficients,
+    adam_denominator,
+)
 from functional_optim.algorithms.soap import widen
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
-from functional_optim.numeric import add, addcdiv, div, lerp, mul, shift
+from functional_optim.numeric import add, addcdiv, lerp, mul
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.maximize import maximized
@@ -38,15 +44,6 @@ class AdamMiniHyper(NamedTuple):
     betas: tuple[float, float]  # decay of m and of v
     eps: float
     blocks: int  # number of equal blocks along the first dimension; 0 for the rows of a matrix
-
-
-class AdamMiniCoefficients(NamedTuple):
-    weight_1: float  # 1 - b1
-    beta_2: float
-    weight_2: float  # 1 - b2
-    root: float  # sqrt(1 - b2^t)
-    eps: float
-    step_size: float  # -lr / (1 - b1^t)
 
 
 def number_of_blocks(param: Tensor, blocks: int) -> int:
@@ -72,16 +69,8 @@ def adam_mini_init(param: Tensor, hyper: AdamMiniHyper) -> AdamMiniState:
     return AdamMiniState(torch.zeros_like(param), widen(zeros))
 
 
-def adam_mini_coefficients(step: float, hyper: AdamMiniHyper) -> AdamMiniCoefficients:
-    beta_1, beta_2 = hyper.betas
-    return AdamMiniCoefficients(
-        1 - beta_1,
-        beta_2,
-        1 - beta_2,
-        (1 - beta_2**step) ** 0.5,
-        hyper.eps,
-        -(hyper.lr / (1 - beta_1**step)),
-    )
+def adam_mini_coefficients(step: float, hyper: AdamMiniHyper) -> AdamCoefficients:
+    return adam_coefficients(step, AdamHyper(hyper.lr, hyper.betas, hyper.eps, False))
 
 
 def mean_square_of_blocks(x: Tensor, blocks: int) -> Tensor:
@@ -106,12 +95,12 @@ def spread_over_blocks(numbers: Tensor, like: Tensor) -> Tensor:
 
 
 def adam_mini_rule(
-    param: Tensor, grad: Tensor, state: AdamMiniState, c: AdamMiniCoefficients
+    param: Tensor, grad: Tensor, state: AdamMiniState, c: AdamCoefficients
 ) -> tuple[Tensor, AdamMiniState]:
     exp_avg = lerp(state.exp_avg, grad, c.weight_1)
     square = mean_square_of_blocks(widen(grad), state.exp_avg_sq.size(0))
     second = add(mul(state.exp_avg_sq, c.beta_2), square, c.weight_2)
-    denominator = shift(div(second.sqrt(), c.root), c.eps)
+    denominator = adam_denominator(second, c.root, c.eps)
     spread = spread_over_blocks(denominator, param)
     moved = addcdiv(param, exp_avg, spread, c.step_size).to(param.dtype)
     return moved, AdamMiniState(exp_avg, second)

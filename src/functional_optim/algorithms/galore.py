@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.algorithms.adam import adam_denominator
 from functional_optim.algorithms.soap import widen
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
@@ -35,7 +36,7 @@ from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import product_flops, require_matrix, svd_flops
 from functional_optim.core.stage import Rule
-from functional_optim.numeric import add, addcmul, div, lerp, mul, shift
+from functional_optim.numeric import add, addcmul, lerp, mul
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.maximize import maximized
@@ -135,7 +136,7 @@ def galore_rule(
     seen = wide @ projection if from_right else projection.mT @ wide
     exp_avg = lerp(state.exp_avg, seen, c.weight_1)
     exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), seen, seen, c.weight_2)
-    step = exp_avg / shift(div(exp_avg_sq.sqrt(), c.root), c.eps)
+    step = exp_avg / adam_denominator(exp_avg_sq, c.root, c.eps)
     direction = step @ projection.mT if from_right else projection @ step
     new = add(param, direction, c.step_size).to(param.dtype)
     return new, GaLoreState(exp_avg, exp_avg_sq, projection)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.algorithms.adam import adam_denominator
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
@@ -27,7 +28,7 @@ from functional_optim.core.hyper import Scalar
 from functional_optim.core.links import rebuild
 from functional_optim.core.matrices import product_flops, qr_flops, require_matrix, symmetric_eigen
 from functional_optim.core.stage import Rule
-from functional_optim.numeric import add, addcmul, at_first_step, div, lerp, mul, shift
+from functional_optim.numeric import add, addcmul, at_first_step, lerp, mul
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 
@@ -202,7 +203,7 @@ def soap_step(
     exp_avg = lerp(state.exp_avg, grad, c.weight_1)
     rotated = to_basis(grad, left, right)
     exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), rotated, rotated, c.weight_2)
-    denominator = shift(div(exp_avg_sq.sqrt(), c.root), c.eps)
+    denominator = adam_denominator(exp_avg_sq, c.root, c.eps)
     direction = from_basis(to_basis(exp_avg, left, right) / denominator, left, right)
     return add(param, direction, c.step_size).to(param.dtype), exp_avg, exp_avg_sq
 

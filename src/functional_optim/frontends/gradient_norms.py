@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_mul_, foreach_scale_, values_of
+from functional_optim._torch import foreach_mul_, values_of
 from functional_optim.transforms.clip_by_global_norm import clip_factor, sum_of_squares
 
 
@@ -128,7 +128,7 @@ def scale_(gradients: Iterable[Tensor | None], factor: float) -> None:
             if grads[0].is_cpu:
                 foreach_mul_(grads, torch.full((), factor, dtype=torch.float64, device="cpu"))
             else:
-                foreach_scale_(grads, [factor] * len(grads))
+                foreach_mul_(grads, [factor] * len(grads))
 
 
 def group_by_dtype(gradients: Iterable[Tensor | None]) -> list[list[Tensor]]:

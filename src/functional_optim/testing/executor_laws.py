@@ -181,14 +181,13 @@ def _same_as_reference(executor: str, subject: Subject, run: Run) -> None:
 
 
 def _close_to_reference(executor: str, subject: Subject, run: Run) -> None:
-    """Compare each step, starting from the parameters and state of the reference."""
+    """Compare each step on an accelerator, from the parameters and state of the reference."""
     optimizer, params = subject.build(run), run.params()
     other = optimizer.using(executor=executor)
     state = optimizer.init(params)
-    by = MOVED if run.device == "cpu" else MOVED_ON_DEVICES
     for grads in run.grads():
         want = optimizer.update(params, grads, state)
-        spanned = [want, *_moved_steps(optimizer, params, grads, state, by)]
+        spanned = [want, *_moved_steps(optimizer, params, grads, state, MOVED_ON_DEVICES)]
         got = other.update(params, grads, state)
         _require_in_range(executor, got, spanned, (params, state))
         written = snapshot((params, state))

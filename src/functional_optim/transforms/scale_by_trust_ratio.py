@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_scale_, foreach_vector_norm
+from functional_optim._torch import foreach_mul_, foreach_vector_norm
 from functional_optim.bounds import NON_NEGATIVE
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, NoState, Transform
@@ -95,7 +95,7 @@ def scale_by_trust_ratio_each_(
     else:
         norm = torch.tensor(norms, dtype=torch.float64, device="cpu")
         ratios = trust_ratio(norm[:count], norm[count:], c).tolist()
-    foreach_scale_(grads, round_to_dtype(ratios, grads[0].dtype))
+    foreach_mul_(grads, round_to_dtype(ratios, grads[0].dtype))
 
 
 SCALE_BY_TRUST_RATIO = Transform(

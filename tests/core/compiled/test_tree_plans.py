@@ -1,18 +1,13 @@
-"""Planned steps in place on a tree: the same numbers, and no tensor is kept alive."""
+"""Planned steps of trees by compiled loops: the laws of every planned step, calls, and refusals."""
 
-import gc
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import optree
 import pytest
 import torch
 
-import functional_optim
 from functional_optim import (
     Optimizer,
     adagrad,
@@ -27,10 +22,25 @@ from functional_optim.kernels import chunks
 from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.plan import StepPlan, engine, tree_steps
 from tests.choices import case, each
+from tests.composition import test_planned_steps as composed
+from tests.composition.test_planned_steps import (  # noqa: F401  the same laws, with loops
+    FRONT_ENDS,
+    SOME,
+    seen,
+    test_no_plan_and_no_step_holds_what_was_given,
+    test_what_somebody_changed_between_steps_is_seen,
+)
+from tests.composition.test_threads import (  # noqa: F401  the same law, with loops
+    test_each_thread_has_the_numbers_of_a_thread_alone,
+)
+from tests.composition.test_tree_plans import (  # noqa: F401  the same laws, with loops
+    test_a_derivative_goes_through_a_step_that_was_planned_before,
+    test_a_gradient_may_be_a_parameter_or_a_state_in_a_planned_step,
+    test_layouts_may_change_at_any_step,
+)
 from tests.laws.support import TABLE
+from tests.steady import calls_of, noted_calls
 from tests.tensors import assert_same, normal, watched
-
-PACKAGE = str(Path(functional_optim.__file__).parent)
 
 CHAINS: dict[str, Optimizer] = {
     "sgd": sgd(0.1, momentum=0.9),
@@ -48,31 +58,9 @@ def _every_step_is_worth_a_kernel(with_loops: None, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the number of leaves of each plan that is made."""
-    made: list[int] = []
-    before = StepPlan.__init__
-
-    def noted(self: Any, stages: Any, executor: Any, items: Any, *rest: Any, **more: Any) -> None:
-        made.append(len(items))
-        before(self, stages, executor, items, *rest, **more)
-
-    monkeypatch.setattr(StepPlan, "__init__", noted)
-    return made
-
-
-@pytest.fixture
-def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the number of leaves of each unplanned step."""
-    stepped: list[int] = []
-    before = engine.prepare
-
-    def noted(stages: Any, executor: Any, items: Any, *rest: Any, **more: Any) -> Any:
-        stepped.append(len(items))
-        return before(stages, executor, items, *rest, **more)
-
-    monkeypatch.setattr(engine, "prepare", noted)
-    return stepped
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record the unplanned steps."""
+    return noted_calls(monkeypatch, ((engine, "prepare"),))
 
 
 def tree() -> dict[str, Any]:
@@ -89,125 +77,26 @@ def grads(step: int, without: str = "") -> dict[str, Any]:
     return made
 
 
-def pure(optimizer: Optimizer, steps: Any) -> tuple[Any, Any]:
-    """Return params and state after pure steps by the reference."""
-    params, optimizer = tree(), optimizer.using(executor="reference")
-    state = optimizer.init(params)
-    with torch.no_grad():
-        for given, hyper in steps:
-            params, state = optimizer.update(params, given, state, **hyper)
-    return params, state
-
-
-@each(name=CHAINS, without=["", "a", "b"], changing=[False, True])
-def test_planned_steps_are_the_pure_ones(
-    name: str, without: str, changing: bool, one_by_one: list[int]
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+@pytest.mark.parametrize("name", [*SOME, "momentum", "clipped", "overridden", "adagrad", "prodigy"])
+def test_planned_steps_are_those_of_the_reference(
+    name: str,
+    front_end: str,
+    seen: list[str],  # noqa: F811  the fixture
 ) -> None:
-    """Gradients are missing in some steps, and the learning rate changes in some runs."""
-    steps = [
-        (grads(k, without if k % 2 else ""), {"lr": 0.1 / (k + 1)} if changing else {})
-        for k in range(8)
-    ]
-    one_by_one.clear()
-    tree_steps._PLANS.clear()
-    params = tree()
-    state = CHAINS[name].init(params)
-    for given, hyper in steps:
-        CHAINS[name].update_(params, given, state, **hyper)
-    expected = pure(CHAINS[name], steps)
-    assert_same([params, state], list(expected))
-    assert one_by_one == []  # even the first step is planned
+    composed.test_planned_steps_are_those_of_the_reference(name, front_end, "auto", seen)
 
 
 @each(name=CHAINS)
-def test_a_plan_is_made_once(name: str, plans: list[int], one_by_one: list[int]) -> None:
-    plans.clear()
-    one_by_one.clear()
+def test_a_plan_is_made_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step in place is planned, and all later steps use its plan."""
+    called = noted_calls(monkeypatch, ((StepPlan, "__init__"), (engine, "prepare")))
     tree_steps._PLANS.clear()
     params = tree()
     state = CHAINS[name].init(params)
     for k in range(10):
         CHAINS[name].update_(params, grads(k), state, lr=0.1 / (k + 1))
-    assert len(plans) == 1
-    assert one_by_one == []
-
-
-@each(name=CHAINS)
-def test_leaves_that_come_to_differ_in_steps_are_planned_anew_once(
-    name: str, plans: list[int], one_by_one: list[int]
-) -> None:
-    """One leaf misses a gradient once, so its step count differs from then on."""
-    params = tree()
-    state = CHAINS[name].init(params)
-    for k in range(4):
-        CHAINS[name].update_(params, grads(k), state)
-    CHAINS[name].update_(params, grads(4, "b"), state)
-    plans.clear()
-    one_by_one.clear()
-    for k in range(5, 12):
-        CHAINS[name].update_(params, grads(k), state)
-    assert len(plans) <= 1 and len(one_by_one) <= 1
-
-
-@each(optimizer=[muon(0.1), adamw(0.1)])
-def test_a_tree_that_no_kernel_steps_is_not_planned_again_and_again(
-    optimizer: Optimizer, plans: list[int]
-) -> None:
-    """Columns of a matrix have gaps in memory, so no kernel steps them."""
-    plans.clear()
-    params, given = [normal(8, 6)[:, :3]], [normal(8, 6, seed=1)[:, :3]]
-    want, state = [params[0].clone()], optimizer.init(params)
-    after = optimizer.init(want)
-    for _ in range(6):
-        optimizer.update_(params, given, state)
-        want, after = optimizer.using(executor="reference").update(want, given, after)
-    assert_same([params, state], [want, after])
-    assert len(plans) <= 1
-
-
-@each(name=CHAINS)
-def test_no_plan_holds_what_was_given(name: str) -> None:
-    """Deleted parameters, gradients and states are freed, although the plan remains."""
-    optimizer = CHAINS[name]
-    arrays: list[Any] = []
-    tree_steps._PLANS.clear()
-    gc.disable()
-    try:
-        params = watched(tree(), arrays)
-        state = watched(optimizer.init(params), arrays)
-        for k in range(4):
-            given = watched(grads(k), arrays)
-            optimizer.update_(params, given, state)
-        del params, state, given
-        assert [one() for one in arrays] == [None] * len(arrays)
-        assert len(tree_steps._PLANS) == 1
-    finally:
-        gc.enable()
-
-
-@each(name=CHAINS)
-def test_a_plan_is_for_all_trees_of_these_layouts(
-    name: str, plans: list[int], one_by_one: list[int]
-) -> None:
-    """One plan serves trees at other addresses and with other step counts, in place and pure."""
-    optimizer = CHAINS[name]
-    trees = [tree() for _ in range(3)]
-    states = [optimizer.init(one) for one in trees]
-    want = [optree.tree_map(torch.clone, one) for one in (trees, states)]
-    optimizer.update_(trees[0], grads(0), states[0])
-    want[0][0], want[1][0] = pure(optimizer, [(grads(0), {})])
-    plans.clear()
-    one_by_one.clear()
-    for k in range(9):
-        i = k % 3
-        after = optimizer.update(trees[i], grads(k), states[i])
-        optimizer.update_(trees[i], grads(k), states[i])
-        reference = optimizer.using(executor="reference")
-        want[0][i], want[1][i] = reference.update(want[0][i], grads(k), want[1][i])
-        with case(step=k):
-            assert_same([trees[i], states[i]], [want[0][i], want[1][i]])
-            assert_same([trees[i], states[i]], list(after))
-    assert plans == [] and one_by_one == []
+    assert called == ["__init__"]
 
 
 def no_leaf(params: Any, state: Any) -> None:
@@ -264,34 +153,6 @@ def test_a_gradient_that_is_refused_changes_nothing(name: str) -> None:
     assert [one._version for one in written] == versions
 
 
-def moved(params: Any, state: Any) -> None:
-    params["a"].data = params["a"].data.clone()
-
-
-def replaced(params: Any, state: Any) -> None:
-    params["a"] = params["a"].clone()
-
-
-def counted(params: Any, state: Any) -> None:
-    state.leaves["b"][0].step.fill_(9)
-
-
-@each(name=CHAINS, change=[moved, replaced, counted])
-def test_what_has_changed_between_steps_is_seen(name: str, change: Any) -> None:
-    """After each change, a planned step equals the pure step of a copy."""
-    optimizer, params = CHAINS[name], tree()
-    state = optimizer.init(params)
-    for k in range(8):
-        if k in (3, 6):
-            change(params, state)
-        expected = optree.tree_map(torch.clone, [params, state])
-        with torch.no_grad():
-            expected = list(optimizer.update(*expected[:1], grads(k), expected[1]))
-        optimizer.update_(params, grads(k), state)
-        with case(step=k):
-            assert_same([params, state], expected)
-
-
 def test_an_option_that_asks_for_other_state_is_refused_as_ever() -> None:
     for momentum, other, match in (
         (0.0, 0.9, "momentum_buffer is missing"),
@@ -308,55 +169,19 @@ def test_an_option_that_asks_for_other_state_is_refused_as_ever() -> None:
         assert_same([params, state], before)
 
 
-def test_leaves_that_are_each_others_gradients_are_read_before_any_is_stepped() -> None:
-    for name in ("sgd", "adamw", "adagrad"):
-        optimizer = CHAINS[name]
-        params, twin = [normal(6), normal(6, seed=1)], [normal(6), normal(6, seed=1)]
-        state, beside = optimizer.init(params), optimizer.init(twin)
-        for _ in range(5):
-            optimizer.update_(params, [params[1], params[0]], state)
-            optimizer.update_(twin, [twin[1].clone(), twin[0].clone()], beside)
-        with case(name=name):
-            assert_same([params, state], [twin, beside])
-
-
-@pytest.fixture
-def calls() -> Iterator[list[str]]:
-    """Yield a list for the names of called functions, and switch profiling off at the end."""
-    found: list[str] = []
-    yield found
-    sys.setprofile(None)
-
-
 @each(name=["sgd", "adamw", "clipped"], without=["", "b"])
-def test_a_planned_step_of_three_tensors_makes_few_calls(
-    name: str, without: str, calls: list[str]
-) -> None:
-    def noted(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            calls.append(frame.f_code.co_qualname)
-
+def test_a_planned_step_of_three_tensors_makes_few_calls(name: str, without: str) -> None:
     optimizer, params = CHAINS[name], tree()
     state = optimizer.init(params)
     for k in range(4):
         optimizer.update_(params, grads(k, without), state)
-    given = grads(4, without)
+    given = params, grads(4, without), state
     for step, most in ((optimizer.update_, 40), (optimizer.update, 50)):
-        calls.clear()
-        sys.setprofile(noted)
-        step(params, given, state)
-        sys.setprofile(None)
-        assert len(calls) <= (most if name != "clipped" else most + 12), calls
+        assert calls_of(partial(step, *given)) <= (most if name != "clipped" else most + 12)
 
 
 @each(name=CHAINS)
-def test_a_planned_step_makes_as_many_calls_for_many_tensors_as_for_few(
-    name: str, calls: list[str]
-) -> None:
-    def noted(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            calls.append(frame.f_code.co_qualname)
-
+def test_a_planned_step_makes_as_many_calls_for_many_tensors_as_for_few(name: str) -> None:
     optimizer, counted = CHAINS[name], []
     for count in (2, 60):
         params = {"a": normal(3), "b": [normal(5, seed=k) for k in range(count)]}
@@ -364,12 +189,8 @@ def test_a_planned_step_makes_as_many_calls_for_many_tensors_as_for_few(
         state = optimizer.init(params)
         for _ in range(3):
             optimizer.update_(params, given, state)
-        for step in (optimizer.update_, optimizer.update):
-            calls.clear()
-            sys.setprofile(noted)
-            step(params, given, state)
-            sys.setprofile(None)
-            counted.append(len(calls))
+        both = optimizer.update_, optimizer.update
+        counted += [calls_of(partial(step, params, given, state)) for step in both]
     assert counted[:2] == counted[2:]
 
 
@@ -409,7 +230,7 @@ def test_every_pointwise_chain_is_planned_bit_for_bit(name: str) -> None:
 
 @each(name=CHAINS)
 def test_lists_are_planned_where_a_kernel_takes_no_pointers(
-    name: str, monkeypatch: pytest.MonkeyPatch, one_by_one: list[int]
+    name: str, monkeypatch: pytest.MonkeyPatch, one_by_one: list[str]
 ) -> None:
     """CUDA steps lists of tensors; this test calls the same functions of torch on the CPU."""
     monkeypatch.setattr(ForeachKernel, "is_for", lambda self, like: True)
@@ -432,7 +253,7 @@ def test_lists_are_planned_where_a_kernel_takes_no_pointers(
 
 @each(name=CHAINS, most=[1, 12, 1 << 16])
 def test_leaves_without_a_loop_are_planned(
-    name: str, most: int, monkeypatch: pytest.MonkeyPatch, one_by_one: list[int]
+    name: str, most: int, monkeypatch: pytest.MonkeyPatch, one_by_one: list[str]
 ) -> None:
     """Plans also cover leaves that no compiled loop steps: 16-bit, small, or large ones."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1 << 40)
@@ -511,31 +332,6 @@ def test_inference_tensors_are_stepped_as_ever() -> None:
     again = optimizer.update(inside[0], grads(4), inside[2])
     assert_same(list(again), list(optimizer.update(*want[:1], grads(4), want[1])))
     assert not any(one.is_inference() for one in optree.tree_leaves(list(again)))
-
-
-def test_threads_share_a_plan() -> None:
-    optimizer = CHAINS["clipped"]
-    found: dict[int, Any] = {}
-
-    def train(number: int, optimizer: Optimizer = optimizer) -> Any:
-        params = tree()
-        state = optimizer.init(params)
-        for k in range(60):
-            optimizer.update_(params, grads(k % 7 + number), state, lr=0.1 / (1 + k + number))
-        return params, state
-
-    def run(number: int) -> None:
-        found[number] = train(number)
-
-    train(0)
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    for number in range(4):
-        want = train(number, optimizer.using(executor="reference"))
-        assert_same(list(found[number]), list(want))
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

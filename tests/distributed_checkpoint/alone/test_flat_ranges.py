@@ -6,9 +6,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -170,14 +168,7 @@ def test_schedules_and_counts_of_groups_are_left_out() -> None:
     LocalWorld(1).run(law)
 
 
-@pytest.fixture
-def alone() -> Any:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_no_step_is_made_before_there_is_state(alone: None) -> None:
+def test_no_step_is_made_before_there_is_state(world_of_one: None) -> None:
     """Without state, torch steps with zero gradients, which would change the parameters."""
     model = nn.Linear(3, 2)
     zero = ZeroRedundancyOptimizer(model.named_parameters(), torch.optim.AdamW, lr=0.1)

@@ -1,15 +1,11 @@
 """Planned steps of TorchOptimizer: laws where kernels run them, and the number of plans."""
 
-import sys
-from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import functional_optim
 from functional_optim import (
     TorchOptimizer,
     adamw,
@@ -23,9 +19,12 @@ from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.native import LOOPS
 from functional_optim.plan import StepPlan, engine
 from tests.choices import case, each
-from tests.steady import calls_of
+from tests.steady import calls_of, noted_calls
 
 from ..support import noise, params_of, run, set_grads, twins
+from ..test_changes_between_steps import (  # noqa: F401  the same law, where kernels make the steps
+    test_later_steps_are_those_of_torch_s_class,
+)
 from ..test_steps import (  # noqa: F401  the same laws, where kernels make the steps
     test_a_chain_clips_over_all_groups_at_once,
     test_a_group_added_later_is_stepped,
@@ -78,53 +77,6 @@ def test_a_steady_step_plans_nothing(name: str, planned: list[int]) -> None:
     # Each set of gradients has a plan. The first set has two, because the step counts of its leaves
     # differ at its second step.
     assert planned == [4, 3, 3, 3]
-
-
-LEFT: list[torch.Tensor] = []
-"""Old memory of moved tensors, kept alive so that a wrong write to it harms no other tensor."""
-
-
-def _moved(optimizer: torch.optim.Optimizer) -> None:
-    param = params_of(optimizer)[0]
-    LEFT.append(param.detach())
-    param.data = param.data.clone()
-
-
-def _state_moved(optimizer: torch.optim.Optimizer) -> None:
-    entries = optimizer.state[params_of(optimizer)[1]]
-    LEFT.append(entries["exp_avg"].detach())
-    entries["exp_avg"].set_(entries["exp_avg"].clone() * 2)
-
-
-def _state_replaced(optimizer: torch.optim.Optimizer) -> None:
-    entries = optimizer.state[params_of(optimizer)[1]]
-    entries["exp_avg"] = entries["exp_avg"].clone() * 2
-
-
-def _count_changed(optimizer: torch.optim.Optimizer) -> None:
-    optimizer.state[params_of(optimizer)[2]]["step"].fill_(7)
-
-
-def _parameters_in_another_order(optimizer: torch.optim.Optimizer) -> None:
-    optimizer.param_groups[0]["params"].reverse()
-
-
-CHANGES = {
-    "a parameter is moved": _moved,
-    "a state is moved": _state_moved,
-    "a state is replaced": _state_replaced,
-    "one count is another": _count_changed,
-    "the parameters change places": _parameters_in_another_order,
-}
-
-
-@each(change=CHANGES)
-def test_what_somebody_changed_between_steps_is_seen(change: str) -> None:
-    pair = twins("AdamW")
-    pair.step(0, 1, 2)
-    pair.each(CHANGES[change])
-    pair.step(3, 4)
-    pair.assert_same()
 
 
 class _Own(torch.Tensor):
@@ -187,25 +139,6 @@ def test_a_gradient_that_does_not_fit_is_refused_with_nothing_changed() -> None:
         assert torch.equal(one, was)
 
 
-_OURS = str(Path(functional_optim.__file__).parent)
-
-
-def _note(found: list[str], frame: Any, event: str) -> None:
-    if event == "call" and frame.f_code.co_filename.startswith(_OURS):
-        found.append(frame.f_code.co_qualname)
-
-
-@pytest.fixture
-def calls() -> Iterator[list[str]]:
-    """Yield a list for the names of this package's functions that a step calls.
-
-    The step of torch's own class makes 27 more calls, which the list leaves out.
-    """
-    found: list[str] = []
-    yield found
-    sys.setprofile(None)
-
-
 CHAINS = {
     "sgd": as_functional_optim(torch.optim.SGD, lr=0.1, momentum=0.9),
     "adamw": adamw(0.1),
@@ -215,7 +148,7 @@ CHAINS = {
 
 @each(name=CHAINS, without=[(), (1,)], executor=["auto", "blocked"])
 def test_a_step_of_three_tensors_makes_few_calls(
-    name: str, without: tuple[int, ...], executor: ExecutorName, calls: list[str]
+    name: str, without: tuple[int, ...], executor: ExecutorName
 ) -> None:
     """A step of three tensors makes few Python calls, with either executor.
 
@@ -228,12 +161,8 @@ def test_a_step_of_three_tensors_makes_few_calls(
     run(optimizer, 0, 1, 2)
     run(optimizer, 3, 4, 5, without=without)
     set_grads(params_of(optimizer), 6, without=without)
-    calls.clear()
-    sys.setprofile(lambda frame, event, _: _note(calls, frame, event))
-    optimizer.step()
-    sys.setprofile(None)
     most = 60 if executor == "auto" else 78 if name == "clipped" else 66
-    assert len(calls) <= most, "\n".join(calls)
+    assert calls_of(optimizer.step) <= most
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -321,20 +250,13 @@ def test_what_is_clipped_together_is_planned_with_every_executor(
     tree = {str(place): param.detach().clone() for place, param in enumerate(params)}
     state = chosen.init(tree)
     optimizer = TorchOptimizer(params, chosen)
-    alone: list[int] = []
-    before = engine.prepare
-
-    def noted(stages: Any, by: Any, items: Any, *more: Any, **other: Any) -> Any:
-        alone.append(len(items))
-        return before(stages, by, items, *more, **other)
-
     for seed in range(5):
         set_grads(params, seed)
         grads = {str(place): param.grad.clone() for place, param in enumerate(params)}  # type: ignore[union-attr]  # all have one
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "prepare", noted)
+            alone = noted_calls(patch, ((engine, "prepare"),))
             optimizer.step()
+        assert alone == []
         chosen.update_(tree, grads, state)
         for one, other in zip(params, tree.values(), strict=True):
             assert torch.equal(one, other)
-    assert alone == []

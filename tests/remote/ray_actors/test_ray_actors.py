@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import itertools
 import threading
 import weakref
 from math import inf
@@ -19,7 +18,6 @@ from tests.choices import case
 
 from ..laws import LAWS, Make, values
 from ..support import LIMIT, assert_same, gradients, locally, noise, parameters, placement
-from ..test_threads import all_orders
 from ..transports import WANTED, Shelf, tried
 
 over_ray = DistributedOptimizer.over_ray
@@ -80,29 +78,6 @@ def test_a_message_is_one_buffer_that_nobody_copies() -> None:
     assert torch.equal(got["sparse"]._values(), sparse._values())
     assert not got["sparse"].is_coalesced()
     assert (got["none"], str(got["error"]), got["function"]()) == (None, "nothing", 3)
-
-
-def test_eight_threads_at_once_make_one_of_the_serial_orders(make: Make) -> None:
-    """With momentum, each order gives other bits; both workers must agree on one order."""
-    steps = [gradients(step) for step in range(4)]
-    optimizer = make(sgd, parameters(), placement(2), lr=0.1, momentum=0.9)
-    begin = threading.Barrier(8)
-
-    def trainer(own: Any) -> None:
-        begin.wait(LIMIT)
-        optimizer.step(own)
-
-    threads = [threading.Thread(target=trainer, args=(one,)) for one in steps * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
-    assert not any(thread.is_alive() for thread in threads)
-    assert {one.steps for one in optimizer.counters().values()} == {8}
-    found = torch.cat([param.reshape(-1) for param in values(optimizer).values()])
-    optimizer.close()
-    wanted = all_orders(steps, set(itertools.permutations((0, 1, 2, 3) * 2)))
-    assert any(torch.equal(found, one) for one in wanted)
 
 
 def test_optimizers_share_actors_and_what_is_closed_is_forgotten(shared: RayTransport) -> None:

@@ -1,6 +1,5 @@
 """Scenarios of one trainer and two workers over torch's RPC, as the trainer sees them."""
 
-import itertools
 import threading
 import warnings
 from typing import Any
@@ -12,10 +11,7 @@ from torch.distributed import rpc
 
 from functional_optim import (
     DistributedOptimizer,
-    adamw,
     as_functional_optim,
-    chain,
-    clip_by_global_norm,
     qhm,
     register_functional_optim,
     sgd,
@@ -24,7 +20,6 @@ from functional_optim.remote import WorkerError
 from functional_optim.remote.rpc import RpcTransport
 from tests.remote.rpc import law_jobs, snapshot_jobs
 from tests.remote.rpc.small_model import (
-    NAMES,
     OWNERS,
     QHM,
     SHAPES,
@@ -62,52 +57,6 @@ def equals_the_local_run() -> dict[str, Any]:
     }
 
 
-def a_chain_that_clips() -> dict[str, Any]:
-    own, params = chain(clip_by_global_norm(0.05), adamw(lr=0.1)), rrefs()
-    optimizer = DistributedOptimizer(own, list(params.items()))
-    train(optimizer, params, range(2))
-    return {"same": same(values(params), locally(own, range(2)))}
-
-
-def groups_and_schedulers() -> dict[str, Any]:
-    params = rrefs()
-    twins = {name: made(name) for name in SHAPES}
-
-    def grouped(own: dict[str, Any]) -> list[dict[str, Any]]:
-        pairs = list(own.items())
-        return [{"params": pairs[:1]}, {"params": pairs[1:], "weight_decay": 0.5}]
-
-    optimizer = DistributedOptimizer(torch.optim.AdamW, grouped(params), lr=0.1)
-    twin = torch.optim.AdamW(grouped(twins), lr=0.1, foreach=False)
-    both = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (optimizer, twin)]
-    for step in range(3):
-        for name, grad in local_gradients(twins, step).items():
-            twins[name].grad = grad
-        train(optimizer, params, range(step, step + 1))
-        twin.step()
-        for scheduler in both:
-            scheduler.step()
-    saved = optimizer.state_dict()
-    plain = torch.optim.AdamW(grouped(twins), lr=9.0, foreach=False)
-    plain.load_state_dict(saved)
-    moved = {name: rpc.RRef(twins[name].detach().clone().requires_grad_()) for name in SHAPES}
-    loaded = DistributedOptimizer(torch.optim.AdamW, grouped(moved), lr=9.0)
-    loaded.load_state_dict(saved)
-    grads = local_gradients(twins, 3)
-    for name, grad in grads.items():
-        twins[name].grad = grad
-    plain.step()
-    loaded.step(grads)
-    optimizer.load_state_dict(plain.state_dict())
-    return {
-        "same": same(values(moved), {name: one.detach() for name, one in twins.items()}),
-        "not_moved": not same(values(params), values(moved)),
-        "workers": saved["workers"],
-        "lr": optimizer.param_groups[1]["lr"],
-        "decay": loaded.param_groups[1]["weight_decay"],
-    }
-
-
 def no_part_in_the_context() -> dict[str, Any]:
     """Step after a pass in which ps2 takes no part, so that ps2 has no autograd context."""
     params = rrefs()
@@ -118,38 +67,6 @@ def no_part_in_the_context() -> dict[str, Any]:
         optimizer.step(context)
     moved = [not torch.equal(one, made(name).detach()) for name, one in values(params).items()]
     return {"moved": moved}
-
-
-def threads_of_one_trainer() -> dict[str, Any]:
-    """Step from several threads; compare each worker with all orders of whole steps."""
-    params = rrefs()
-    optimizer = DistributedOptimizer(sgd, list(params.items()), lr=0.1, momentum=0.9)
-    given = [
-        {name: noise(50 * k + j, *shape) for j, (name, shape) in enumerate(SHAPES.items())}
-        for k in range(4)
-    ]
-    threads = [threading.Thread(target=optimizer.step, args=(one,)) for one in given]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    found, serial = values(params), sgd(lr=0.1, momentum=0.9)
-    orders = []
-    for order in itertools.permutations(range(4)):
-        own = [made(name) for name in SHAPES]
-        state = serial.init(own)
-        for k in order:
-            serial.update_(own, list(given[k].values()), state)
-        orders.append(dict(zip(SHAPES, own, strict=True)))
-    together = {owner: [n for n in SHAPES if OWNERS[n] == owner] for owner in NAMES}
-    return {
-        "whole": [
-            any(all(torch.equal(found[n], one[n].detach()) for n in names) for one in orders)
-            for names in together.values()
-        ],
-        "steps": {name: one.steps for name, one in optimizer.counters().items()},
-        "bytes": optimizer.counters()["ps2"].gradient_bytes,
-    }
 
 
 def two_trainers_optimizers() -> dict[str, Any]:
@@ -259,10 +176,7 @@ def the_transport() -> dict[str, Any]:
 SCENARIOS = (
     the_transport,
     equals_the_local_run,
-    a_chain_that_clips,
-    groups_and_schedulers,
     no_part_in_the_context,
-    threads_of_one_trainer,
     two_trainers_optimizers,
     clipping_and_scaling,
     sparse_gradients,

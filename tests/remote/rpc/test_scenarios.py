@@ -51,32 +51,9 @@ def test_a_class_that_only_the_trainer_registered(found: dict[str, Any]) -> None
     }
 
 
-def test_a_chain_that_clips_sees_all_workers(found: dict[str, Any]) -> None:
-    assert of(found, "a_chain_that_clips") == {"same": True}
-
-
-def test_groups_schedulers_and_state(found: dict[str, Any]) -> None:
-    """The state moves to torch.optim, to other workers, and back."""
-    assert of(found, "groups_and_schedulers") == {
-        "same": True,
-        "not_moved": True,
-        "workers": {"ps1": ["first", "unused"], "ps2": ["second"], "trainer": ["head"]},
-        "lr": 0.0125,
-        "decay": 0.5,
-    }
-
-
 def test_a_worker_without_a_part_in_the_pass_is_left_alone(found: dict[str, Any]) -> None:
     """torch's own optimizer raises an error on a worker without a context."""
     assert of(found, "no_part_in_the_context") == {"moved": [True, False, False, False]}
-
-
-def test_steps_of_several_threads_are_applied_whole(found: dict[str, Any]) -> None:
-    assert of(found, "threads_of_one_trainer") == {
-        "whole": [True, True, True],
-        "steps": {"ps1": 4, "ps2": 4, "trainer": 4},
-        "bytes": 4 * 4 * 9,
-    }
 
 
 def test_optimizers_over_the_same_parameters_take_turns(found: dict[str, Any]) -> None:
