@@ -40,21 +40,15 @@ def next_step(step: Tensor, device: torch.device | None = None) -> float | Tenso
 
 
 def coefficients_at(
-    stages: Sequence[Stage], hypers: tuple[Any, ...], step: float | Tensor, *, plain: bool = False
+    stages: Sequence[Stage], hypers: tuple[Any, ...], step: float | Tensor
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the hyper-parameters and the coefficients of every stage for a step.
 
     Args:
         hypers: of a leaf, before schedules are evaluated.
         step: the number of the step, from 1.
-        plain: True if all hyper-parameters are known to be plain numbers.
     """
     number: Any = step  # stages expect a float; inside torch.func it is a tensor
-    if plain:
-        made = []
-        for stage, hyper in zip(stages, hypers, strict=True):  # a comprehension is one more call
-            made.append(stage.coefficients(number, hyper))
-        return hypers, tuple(made)
     resolved = tuple(
         resolve(stage.name, stage.bounds, stage.check, hyper, step)
         for stage, hyper in zip(stages, hypers, strict=True)

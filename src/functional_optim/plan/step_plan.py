@@ -22,7 +22,7 @@ from functional_optim.kernels import Executor, Leaf
 from functional_optim.kernels.chunks import extent_of
 from functional_optim.kernels.kernel import Call, Part
 from functional_optim.plan import engine
-from functional_optim.plan.chunks import chunks_of
+from functional_optim.plan.chunk_groups import chunks_of
 from functional_optim.plan.guard import kinds_of
 from functional_optim.plan.item import Item, StepScalars
 from functional_optim.plan.leaf_positions import LeafPositions
