@@ -14,7 +14,17 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from functional_optim import Optimizer, TorchOptimizer, adamw, chain, muon, partition, prodigy, sgd
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    adamw,
+    apply_if_finite,
+    chain,
+    muon,
+    partition,
+    prodigy,
+    sgd,
+)
 
 from ..choices import case
 from ..composition.test_views import POLYAK
@@ -185,6 +195,19 @@ def test_shared_numbers_of_steps_in_place_are_no_part_of_a_graph() -> None:
     for shared in (optimizer._chains.shared, state.shared):
         assert not any(one.requires_grad for record in shared.stages for one in record)
     assert optimizer.shared == chosen.shared(state)
+
+
+def test_shared_numbers_of_a_step_without_a_plan_count_in_the_next_one() -> None:
+    """In the step without a plan, the parameters share memory."""
+    params = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer, own = TorchOptimizer(params, chain(apply_if_finite(1), sgd(0.1))), params[1].data
+    for step, value in enumerate((1.0, 1.0, torch.nan, 1.0, torch.nan, 1.0)):
+        for param in params:
+            param.grad = torch.full((2,), value)
+        params[1].data = params[0].data if step == 3 else own
+        optimizer.step()
+    assert optimizer.shared["apply_if_finite"].skipped == 2.0
+    assert optimizer.shared["apply_if_finite"].skipped_in_a_row == 0.0
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing() -> None:

@@ -70,14 +70,14 @@ def copy_where(tensors: list[Any], moved: Sequence[bool]) -> list[Any]:
 class StepNow:
     """Tensors of a step, with a cache of their counts."""
 
-    def __init__(self, tensors: list[Any], *, may_begin: bool) -> None:
-        self.tensors, self._may_begin = tensors, may_begin
+    def __init__(self, tensors: list[Any]) -> None:
+        self.tensors = tensors
         self._numbers: dict[CountClasses, Numbers | None] = {}
 
     def numbers(self, counted: CountClasses) -> Numbers | None:
         """Return the counts of leaves; None if the counts of a class differ now."""
         if counted not in self._numbers:
-            found = counted.read(self.tensors, may_begin=self._may_begin)
+            found = counted.read(self.tensors)
             self._numbers[counted] = found
         return self._numbers[counted]
 

@@ -193,7 +193,7 @@ class PlannedSteps:
     ) -> tuple[Mask | None, StepNow]:
         """Return the Mask of a step, or None if there is none, and the tensors of the step."""
         known = self._cache.masks.get(mask)
-        now = StepNow([*tensors, *grads], may_begin=self._may_begin)
+        now = StepNow([*tensors, *grads])
         if known is not None:
             known.used = next(USES)
         if known is None or not known.layout.holds(now.tensors, in_place=in_place):
@@ -275,7 +275,7 @@ class PlannedSteps:
         if is_simple([one for one in leaves.grads if one is not None]):
             with self._planning, torch.no_grad():
                 self._plan_runs(tensors, leaves, decided, in_place=in_place)
-        now = StepNow([*tensors, *leaves.grads], may_begin=True)
+        now = StepNow([*tensors, *leaves.grads])
         known = self._cache.masks.get(mask_of(leaves.grads))
         if known is not None and known.layout.holds(now.tensors, in_place=in_place):
             return self._bind(known, decided, tensors, now, in_place=in_place, may_begin=True)
@@ -299,7 +299,7 @@ class PlannedSteps:
             return  # a step in place of tensors that share memory
         if not self._cache.make_room(mask, len(runs), self._most, RUNS * self._most):
             self._cache, known = RunCache(), self._mask(leaves, every)
-        now, cache = StepNow([*tensors, *decided.grads], may_begin=True), self._cache
+        now, cache = StepNow([*tensors, *decided.grads]), self._cache
         with_gradients = [one.members for one in leaves.outline.cohorts if one.has_gradients]
         for members in with_gradients:
             self._count(members, now)

@@ -81,24 +81,19 @@ class CountClasses:
             self.groups.append(numbers.setdefault(key, len(numbers)))
         self._classes = [_class(group, own) for (group, *_), own in classes.items()]
 
-    def read(self, tensors: list[Tensor], *, may_begin: bool) -> Numbers | None:
-        """Return the counts of a step; None if the counts of a class differ now.
-
-        Args:
-            may_begin: True if this may be the first step of a leaf.
-        """
+    def read(self, tensors: list[Tensor]) -> Numbers | None:
+        """Return the counts of a step; None if the counts of a class differ now."""
         found: Numbers = []
         common = loops_for(len(self.groups)).common
         for group, steps, gates in self._classes:
-            made, begun = common(tensors, steps), may_begin
+            made = common(tensors, steps)
             at_gates = []
             for runs, held in gates:
                 pair = common(tensors, runs), common(tensors, held)
                 if pair[0] is None or pair[0] is False or pair[1] is None or pair[1] is False:
                     return None
-                begun = begun or pair[0] > 0
                 at_gates.append(pair)
-            if made is None or made is False or not (made or begun):
+            if made is None or made is False:
                 return None
             found.append((group, made + 1.0, tuple(at_gates)))
         return found
