@@ -125,7 +125,7 @@ ACCUMULATING: dict[str, Callable[[], Optimizer]] = {
 }
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("name", ACCUMULATING)
 @pytest.mark.parametrize("door", DOORS)
 def test_weights_may_be_loaded_before_a_late_first_step(door: str, name: str) -> None:
