@@ -170,8 +170,7 @@ def from_entries(
     step = entries.get("step", group_step)
     is_counted = counted and step is not None
     if given and not is_counted and (step is None or int(step) == 0) and not has_begun(entries):
-        made = _steps_of_uncounted(stages, hypers, param, given, name, step, reinit)
-        step = made if step is None or int(step) != made else step  # plans need the same tensor
+        step = _steps_of_uncounted(stages, hypers, param, given, name, step, reinit)
     states: list[Any] = []
     for kind, fields in zip(layout.classes, layout.fields, strict=True):
         values: list[Any] = []
