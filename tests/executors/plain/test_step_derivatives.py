@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from functional_optim import NoState, Rule, Transform, chain, clip_by_global_norm, scale_by_adam, sgd
+from functional_optim import (
+    NoState,
+    Rule,
+    Transform,
+    chain,
+    clip_by_global_norm,
+    scale_by_adam,
+    sgd,
+)
 
 from ...choices import case, pairs
 from ..rules import RULES, VARIANTS
