@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from functional_optim import LeafState, Rule, chain, nadam, rprop, schedule_free_adamw
+from functional_optim import LeafState, Rule, chain, nadam, rprop, schedule_free_adamw, sgd
 from functional_optim.core.state import state_tensors
-from functional_optim.core.state_init import fields_of, init_leaf, init_like
+from functional_optim.core.state_init import compute_fields, fields_of, init_leaf, init_like
 from functional_optim.core.state_reinit import reinit_state, starts_as_param
 from functional_optim.storage import stored
 from tests.choices import case
@@ -128,6 +128,17 @@ def test_fields_follow_the_default_dtype() -> None:
             torch.set_default_dtype(torch.float32)
         dtypes.append({one.name: one.dtype for one in own}["mu_product"])
     assert dtypes == [torch.float32, torch.float64, torch.float32]
+
+
+def test_fields_of_hyper_parameters_in_a_list_are_not_those_of_the_call_before() -> None:
+    shape, dtype = torch.Size((7,)), torch.float32
+    heavy, plain = sgd(0.1, momentum=0.5), sgd(0.1)
+    stages, hypers = heavy.stages, tuple(link.hyper for link in heavy.links)
+    want = compute_fields(stages, hypers, tuple(shape), dtype)
+    fields_of(stages, hypers, torch.Size((5,)), dtype)
+    listed = [link.hyper for link in plain.links]
+    assert fields_of(plain.stages, listed, shape, dtype) != want
+    assert fields_of(stages, hypers, shape, dtype) == want
 
 
 def test_only_tensors_that_start_as_the_parameter_are_created_again() -> None:

@@ -32,7 +32,7 @@ from .capturing import (
 )
 from .graph_recorder import Graph
 from .plain.test_capturable import MINUS, NORMED, PLAIN, SIGNED
-from .support import assert_same, noise
+from .support import assert_same, copied, noise
 
 pytestmark = pytest.mark.usefixtures("without_loops", "captured_on_the_cpu")
 F32 = torch.float32
@@ -86,6 +86,16 @@ def test_parameters_of_every_kind_and_the_first_step_captured() -> None:
     recorded(bound, given, replayed=1)
     want = steps(adamw(0.01), parameters(), lambda _: given, count=2)
     assert_close((bound.params, bound.state), want, 32.0)
+
+
+@pytest.mark.parametrize("executor", ["auto", "reference"])
+def test_a_step_without_any_gradient_changes_nothing(executor: str) -> None:
+    params = parameters()
+    bound = adamw(0.1).using(executor=executor).bind(params, capturable=True)
+    bound.step(full(0))
+    before = copied((params, bound.state))
+    bound.step(dict.fromkeys(params))
+    assert_same((params, bound.state), before)
 
 
 def test_memory_that_other_optimizers_use_again_is_not_captured(

@@ -158,6 +158,8 @@ def cache_plain(
         elif isinstance(hypers, tuple) and all(map(is_plain, hypers)):
             results = {}
             latest[0] = stages, hypers, default, results
+        else:
+            results = {}  # the latest results are of other arguments
         own, sizes = tuple(hypers), tuple(shape)
         if not all(map(is_plain, own)) or not all(type(size) is int for size in sizes):
             return of_any(tuple(stages), own, sizes, dtype)

@@ -116,7 +116,9 @@ class KernelExecutor(ReferenceExecutor):
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
-        if self.strict and not any(map(is_differentiated, leaves)):
+        if any(map(is_differentiated, leaves)):
+            return super().update(stages, leaves, measured)
+        if self.strict:
             self.require_kernels(stages, leaves)
         return super().update(stages, leaves, self.totals(stages, leaves, measured))
 

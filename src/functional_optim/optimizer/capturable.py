@@ -265,7 +265,7 @@ class CapturableOptimizer(BoundOptimizer):
         scalars_of: Callable[[Item], StepScalars],
     ) -> BoundStep | None:
         """Bind a step to kernels; None if they can step no item, or not in its memory."""
-        if self._executor.in_chunks(stages) is None:
+        if not items or self._executor.in_chunks(stages) is None:
             return None
         totals: Sequence[Tensor] = measured
         if len(measured) < sum(map(is_measured, stages)):

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from functional_optim import NoState, Rule, Transform, chain, clip_by_global_norm, sgd
+from functional_optim import (
+    NoState,
+    Rule,
+    Transform,
+    chain,
+    clip_by_global_norm,
+    scale_by_adam,
+    sgd,
+)
 
 from ...choices import case, pairs
 from ..rules import RULES, VARIANTS
@@ -179,3 +187,21 @@ def test_one_followed_leaf_is_enough() -> None:
         after, _ = other.update(params, {"a": noise(2, 3), "b": noise(3, 3)}, state)
         assert after["b"].grad_fn is not None
         assert after["a"].grad_fn is None
+
+
+def test_a_derivative_through_a_norm_in_between_is_that_of_the_reference() -> None:
+    optimizer = chain(scale_by_adam(), clip_by_global_norm(0.5), sgd(0.1))
+    params = {"a": noise(0, 4, 4), "b": noise(1, 3)}
+    state = optimizer.init(params)
+
+    def derivatives(executor: str) -> tuple[Tensor, ...]:
+        grads = {k: noise(2, *one.shape).requires_grad_() for k, one in params.items()}
+        after, _ = optimizer.using(executor=executor).update(params, grads, state)
+        total = sum((one * one).sum() for one in after.values())
+        assert isinstance(total, Tensor)
+        return torch.autograd.grad(total, [*grads.values()])
+
+    want = derivatives("reference")
+    for executor in FOLLOWED[:2]:
+        with case(executor=executor):
+            assert_same(derivatives(executor), want)
