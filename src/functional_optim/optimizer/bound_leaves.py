@@ -182,12 +182,13 @@ def whole_buffers(
     """
     if by_chunks is None:
         return []
-    # torch's kernels round the last 16-bit elements of a tensor in another way. So with these, a
-    # buffer and its single parameters have different bits.
-    flat = [
-        one
-        for one in buffers
-        if one.is_full and not (by_chunks.exact and one.buffer.dtype.itemsize <= 2)
-    ]
+    # A buffer and its parameters have different bits in two cases: torch's kernels round the last
+    # 16-bit elements of a tensor in another way, and a norm of 64-bit elements depends on how they
+    # are divided.
+    has_total = any(map(is_measured, stages))
+    sizes = {1, 2, 4, 8}
+    if by_chunks.exact:
+        sizes = {4} if has_total else {4, 8}
+    flat = [one for one in buffers if one.is_full and one.buffer.dtype.itemsize in sizes]
     is_all = all_in and len(flat) == len(buffers)
-    return flat if is_all or not any(map(is_measured, stages)) else []  # one call makes all totals
+    return flat if is_all or not has_total else []  # one call makes all totals

@@ -326,3 +326,25 @@ def test_some_elements_tell_whether_gradients_are_handed_on(
     got = EXECUTORS["auto"].measure(stages, [leaf], [])
     torch.testing.assert_close(got, EXECUTORS["reference"].measure(stages, [leaf], []))
     assert set(sizes) == {pieces.SAMPLE}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128], ids=str)
+def test_a_norm_of_bound_parameters_is_that_of_the_tree(dtype: torch.dtype) -> None:
+    """Sums of squares of 64-bit numbers depend on their division, so no buffer is one leaf."""
+    optimizer = chain(clip_by_global_norm(1.0), sgd(0.1))
+    for seed in range(20):
+        draws = torch.Generator().manual_seed(seed)
+        params, grads = (
+            {
+                name: torch.randn(5, 2 + k, dtype=dtype, generator=draws)
+                for k, name in enumerate("ab")
+            }
+            for _ in range(2)
+        )
+        want = optimizer.update(params, grads, optimizer.init(params))[0]
+        bound = optimizer.bind(params)
+        for name, grad in grads.items():
+            bound.gradients[name].copy_(grad)
+        bound.step(bound.gradients)
+        with case(seed=seed):
+            assert_same(params, want)
