@@ -126,6 +126,7 @@ from functional_optim.core.state import GateCounts, LeafState, Shared, State
 from functional_optim.core.tree import leaf_paths
 from functional_optim.curvature import hutchinson
 from functional_optim.export import export_step
+from functional_optim.frontends import torch_closure as _torch_closure  # noqa: F401  registered
 from functional_optim.frontends.registry import (
     as_functional_optim,
     functional_optim_map,

@@ -25,7 +25,7 @@ from functional_optim.frontends.torch_groups import (
     require_options,
     with_checked_params,
 )
-from functional_optim.frontends.torch_optimizer import TorchOptimizer
+from functional_optim.frontends.torch_optimizer import FOR_CLOSURES, TorchOptimizer
 
 
 class TorchClosureOptimizer(TorchOptimizer):
@@ -213,3 +213,6 @@ class TorchClosureOptimizer(TorchOptimizer):
 
 def _gradient_of(params: list[Tensor]) -> Tensor:
     return flatten_grads(params, [param.grad for param in params])
+
+
+FOR_CLOSURES.append(TorchClosureOptimizer)

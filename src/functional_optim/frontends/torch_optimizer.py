@@ -48,6 +48,9 @@ _FLAT_WAS_REMOVED = (
     "and state in flat buffers, use optimizer.bind(params)"
 )
 
+FOR_CLOSURES: list[type["TorchOptimizer"]] = []
+"""The subclass for a :class:`ClosureOptimizer`, which adds itself when it is imported."""
+
 
 class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     """An :class:`~functional_optim.Optimizer` with the interface of ``torch.optim.Optimizer``.
@@ -95,13 +98,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         if "flat" in kwargs:
             raise TypeError(_FLAT_WAS_REMOVED)
         given = kwargs.get("optimizer", args[1] if len(args) > 1 else None)
-        kind: Any = cls
-        if cls is TorchOptimizer and isinstance(given, ClosureOptimizer):
-            from functional_optim.frontends.torch_closure import (  # noqa: PLC0415  a subclass
-                TorchClosureOptimizer,
-            )
-
-            kind = TorchClosureOptimizer
+        is_closure = cls is TorchOptimizer and isinstance(given, ClosureOptimizer)
+        kind: Any = FOR_CLOSURES[0] if is_closure else cls
         made: Self = object.__new__(kind)
         return made
 

@@ -22,7 +22,8 @@ from functional_optim.remote.snapshot import Snapshot, build_snapshot
 from functional_optim.remote.staleness import StalenessLimit, WhenStale
 from functional_optim.remote.state_dicts import merge_state_dicts, split_state_dict
 from functional_optim.remote.thread_transport import ThreadTransport, make_worker
-from functional_optim.remote.transport import START_SECONDS, Transport, load_torch_rpc
+from functional_optim.remote.torch_rpc import load_torch_rpc
+from functional_optim.remote.transport import START_SECONDS, Transport
 from functional_optim.remote.workers import Gradients, Workers
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from functional_optim.remote.snapshot import call_with_parameters
-from functional_optim.remote.transport import load_torch_rpc
+from functional_optim.remote.torch_rpc import load_torch_rpc
 
 
 class SnapshotModule(nn.Module):

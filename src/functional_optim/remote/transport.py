@@ -5,8 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-import torch
-
 START_SECONDS = 600.0
 """Default time for a worker to start and to build the objects placed on it.
 
@@ -20,18 +18,6 @@ def check_seconds(name: str, seconds: float) -> float:
     if not 0.0 < seconds < math.inf:
         raise ValueError(f"{name} must be a finite number of seconds above 0, got {seconds!r}")
     return seconds
-
-
-def load_torch_rpc() -> Any:
-    """Return the module of the RPC transport. Raise ImportError if torch was built without RPC."""
-    if not torch.distributed.is_available() or not torch.distributed.rpc.is_available():
-        raise ImportError(
-            "parameters on other processes need torch.distributed.rpc, which this build of torch "
-            "does not have; DistributedOptimizer.over_threads does without it"
-        )
-    from functional_optim.remote import rpc  # noqa: PLC0415  imports all of torch's RPC
-
-    return rpc
 
 
 class Transport(Protocol):
