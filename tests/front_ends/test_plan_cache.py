@@ -118,7 +118,7 @@ def test_only_the_plans_that_were_not_used_for_longest_are_dropped(
 
 @pytest.mark.parametrize("name", ["plain", "gate"])
 def test_dropped_plans_make_room(name: str, built: list[StepPlan]) -> None:
-    """A run of each of 25 sets is planned, and 24 runs fit: dropped sets have made room."""
+    """Each of 25 sets is planned, and the plans of the last three are kept."""
     subsets = [{k for k in range(5) if number >> k & 1} for number in range(1, 26)]
     planned = planned_steps(name, [*subsets, *subsets[-3:]], built)
     assert planned == [True] * 25 + [False] * 3

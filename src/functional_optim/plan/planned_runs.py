@@ -1,4 +1,4 @@
-"""Planned runs of steps that need a Decision, the counts that they read, and their cache."""
+"""Planned runs of steps that need a Decision, and the counts that they read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -173,10 +173,12 @@ class Mask:
         """The count classes of the leaves with gradients."""
         self.ends: dict[tuple[End, tuple[str, ...]], list[list[PlannedRun]]] = {}
         """The plans of all runs, by End and by the names of the inputs of leaves."""
-        self.runs: set[Any] = set()
-        """The keys of the plans of all runs, in the cache."""
-        self.members: set[tuple[int, ...]] = set()
-        """The leaves of all cohorts and runs, whose counts are in the cache."""
+        self.runs: dict[Any, list[PlannedRun]] = {}
+        """The plans of each run, the latest first."""
+        self.counts_of: dict[tuple[int, ...], list[Counts]] = {}
+        """The count classes of the leaves of each cohort and run, the latest first."""
+        self.addends: dict[LeafPart, list[Any]] = {}
+        """What leaves add to totals, for each part of the leaves."""
         self.used = next(USES)
         """Time of the last use."""
         self._copied: dict[End, tuple[list[bool], list[int]]] = {}
@@ -198,52 +200,3 @@ class Mask:
             kept = [k for k in range(len(rows)) if k not in own]
             found = self._copied[end] = [k in moved for k in range(count)], kept
         return found
-
-
-class RunCache:
-    """Plans of the steps of certain leaves that need a Decision.
-
-    Attributes:
-        masks: the known steps, by missing gradients.
-        runs: the plans of each run, the latest first.
-        counts: the count classes of leaves, the latest first.
-        addends: what leaves add to totals, for each part of the leaves.
-    """
-
-    def __init__(self) -> None:
-        self.masks: dict[bytes | None, Mask] = {}
-        self.runs: dict[Any, list[PlannedRun]] = {}
-        self.counts: dict[tuple[int, ...], list[Counts]] = {}
-        self.addends: dict[LeafPart, list[Any]] = {}
-
-    def make_room(self, mask: bytes | None, runs: int, masks: int, most: int) -> bool:
-        """Drop plans that have not been used for longest, until other plans fit.
-
-        Args:
-            mask: the missing gradients of the step that is to be planned.
-            runs: number of runs of this step.
-            masks: largest number of sets of missing gradients.
-            most: largest number of runs.
-
-        Returns:
-            False if the plans of this set of missing gradients alone are too many.
-        """
-        while True:
-            is_new = mask not in self.masks
-            too_many = len(self.runs) + runs > most
-            if not too_many and not (is_new and len(self.masks) >= masks):
-                return True
-            if len(self.masks) < (1 if is_new else 2):
-                return False
-            self._drop(mask)
-
-    def _drop(self, mask: bytes | None) -> None:
-        """Drop the least used plans, and everything that no other plan needs, except for a mask."""
-        self.masks = drop_least_used(self.masks, mask)
-        runs = {key for one in self.masks.values() for key in one.runs}
-        members = {own for one in self.masks.values() for own in one.members}
-        # New dicts: another thread may read the old ones.
-        self.runs = {key: one for key, one in self.runs.items() if key in runs}
-        self.counts = {own: one for own, one in self.counts.items() if own in members}
-        addends = list(self.addends.items())
-        self.addends = {part: one for part, one in addends if part.members in members}

@@ -35,10 +35,10 @@ from functional_optim.plan.planned_runs import (
     Mask,
     PlannedRun,
     PreparedStep,
-    RunCache,
     StepNow,
     bind_runs,
     copy_where,
+    drop_least_used,
 )
 from functional_optim.plan.points import LeafPart, StageRun
 from functional_optim.plan.shared_numbers import Written
@@ -50,8 +50,8 @@ MASKS = 32
 """Default number of sets of missing gradients for which plans are kept: as many as a model has
 layers that are dropped in turn, or experts. The plans of a set take about 1 kB for each leaf."""
 
-RUNS = 8
-"""Number of runs, for each such set, for which plans are kept."""
+RUNS = 64
+"""Number of runs, for each such set, for which plans are kept, unless one step has more."""
 
 
 class PlannedSteps:
@@ -91,7 +91,7 @@ class PlannedSteps:
         self._planning = Lock()
         """Trees of one form share these plans, and several threads may step them."""
         self._plain = PlainSteps(executor, numbers, masks=masks, may_begin=may_begin)
-        self._cache = RunCache()
+        self._masks: dict[bytes | None, Mask] = {}
 
     def prepare(
         self,
@@ -132,7 +132,7 @@ class PlannedSteps:
             return None
         before = shared if self._written is None else self._written.before(shared)
         leaves = self._leaves(known, now, chains, grads)
-        rows = partial(self._rows_of, now) if known.sums else None
+        rows = partial(self._rows_of, known, now) if known.sums else None
         if in_place and not known.layout.is_located:
             leaves = without_grad(leaves.copy_aliased_gradients)
         given = before, measured, extra, rows
@@ -182,7 +182,7 @@ class PlannedSteps:
         known, now = self._known(mask, tensors, grads, in_place=False)
         if known is None:
             return None
-        rows = partial(self._rows_of, now) if known.sums else None
+        rows = partial(self._rows_of, known, now) if known.sums else None
         leaves = self._leaves(known, now, chains, grads)
         decider = Decision(links, self._executor, leaves, shared, measured, {}, rows)
         with torch.no_grad():
@@ -192,7 +192,7 @@ class PlannedSteps:
         self, mask: bytes | None, tensors: list[Any], grads: list[Tensor | None], *, in_place: bool
     ) -> tuple[Mask | None, StepNow]:
         """Return the Mask of a step, or None if there is none, and the tensors of the step."""
-        known = self._cache.masks.get(mask)
+        known = self._masks.get(mask)
         now = StepNow([*tensors, *grads])
         if known is not None:
             known.used = next(USES)
@@ -219,7 +219,7 @@ class PlannedSteps:
             names = decided.inputs.names
         every = known.ends.get((decided.end, names))
         if every is None:
-            found = [self._cache.runs.get(_key(run, names)) for run in decided.end.runs]
+            found = [known.runs.get(_key(run, names)) for run in decided.end.runs]
             every = [one for one in found if one is not None]
             if len(every) < len(found):
                 return None
@@ -276,7 +276,7 @@ class PlannedSteps:
             with self._planning, torch.no_grad():
                 self._plan_runs(tensors, leaves, decided, in_place=in_place)
         now = StepNow([*tensors, *leaves.grads])
-        known = self._cache.masks.get(mask_of(leaves.grads))
+        known = self._masks.get(mask_of(leaves.grads))
         if known is not None and known.layout.holds(now.tensors, in_place=in_place):
             return self._bind(known, decided, tensors, now, in_place=in_place, may_begin=True)
         return None
@@ -292,25 +292,24 @@ class PlannedSteps:
                 return
             self.rows = rows
         mask = mask_of(grads)
-        known = self._cache.masks.get(mask)
-        if known is None or not known.layout.holds(every, in_place=False):
+        known = self._masks.get(mask)
+        is_full = known is not None and len(known.runs) + len(runs) > max(RUNS, 2 * len(runs))
+        if known is None or is_full or not known.layout.holds(every, in_place=False):
             known = self._mask(leaves, every)
         if not known.layout.holds(every, in_place=in_place):
             return  # a step in place of tensors that share memory
-        if not self._cache.make_room(mask, len(runs), self._most, RUNS * self._most):
-            self._cache, known = RunCache(), self._mask(leaves, every)
-        now, cache = StepNow([*tensors, *decided.grads]), self._cache
+        if mask not in self._masks and len(self._masks) >= self._most:
+            self._masks = drop_least_used(self._masks, mask)
+        now = StepNow([*tensors, *decided.grads])
         with_gradients = [one.members for one in leaves.outline.cohorts if one.has_gradients]
         for members in with_gradients:
-            self._count(members, now)
-        known.counts = [cache.counts[members] for members in with_gradients]
-        known.members.update(with_gradients, [run.part.members for run in runs])
-        cache.masks[mask] = known
+            self._count(known, members, now)
+        known.counts = [known.counts_of[members] for members in with_gradients]
+        self._masks[mask] = known
         if decided.inputs is None or not decided.inputs.are_seldom:
             names = () if decided.inputs is None else decided.inputs.names
-            known.runs.update([_key(run, names) for run in runs])
             for run in runs:
-                self._plan(run, names, decided, now)
+                self._plan(known, run, names, decided, now)
 
     def _mask(self, leaves: StepLeaves, every: list[Any]) -> Mask:
         pairs = zip(leaves.params, leaves.grads, strict=True)
@@ -319,16 +318,18 @@ class PlannedSteps:
         sums = is_same and bool(leaves.outline.summing)
         return Mask(leaves.outline, layout, sums=sums)
 
-    def _plan(self, run: StageRun, names: tuple[str, ...], decided: Decision, now: StepNow) -> None:
+    def _plan(
+        self, known: Mask, run: StageRun, names: tuple[str, ...], decided: Decision, now: StepNow
+    ) -> None:
         """Plan a run, unless it has a plan."""
         part, tensors = run.part, now.tensors
-        counted = self._count(part.members, now)
+        counted = self._count(known, part.members, now)
         rows = self._rows_at(part)
         has_inputs = bool(names) and any(one.inputs for one in part.stages)
         if has_inputs and decided.inputs is not None:
             rows = rows_with_inputs(part.stages, rows, names, len(tensors))
             tensors = [*tensors, *decided.inputs.copies(part)]
-        plans = self._cache.runs.setdefault(_key(run, names), [])
+        plans = known.runs.setdefault(_key(run, names), [])
         before = [one for one in plans if one.counted is counted]
         if before and before[0].plan.is_for(tensors):
             return
@@ -352,35 +353,39 @@ class PlannedSteps:
         rows = map(self.rows.__getitem__, part.members)
         return [row._replace(states=tuple([row.states[k] for k in part.at])) for row in rows]
 
-    def _count(self, members: tuple[int, ...], now: StepNow) -> CountClasses:
+    def _count(self, known: Mask, members: tuple[int, ...], now: StepNow) -> CountClasses:
         """Return the count classes of leaves, from the counts of this step."""
-        counts = self._cache.counts.setdefault(members, [])
-        known = now.first(counts)
-        if known is None:
+        counts = known.counts_of.setdefault(members, [])
+        first = now.first(counts)
+        if first is None:
             rows = [self.rows[k] for k in members]
             groups = [self._numbers[k] for k in members]
-            known = Counts(CountClasses(rows, groups, now.tensors))
-            counts[:] = [known, *counts[: COUNTS - 1]]
-        found: CountClasses = known.counted
+            first = Counts(CountClasses(rows, groups, now.tensors))
+            counts[:] = [first, *counts[: COUNTS - 1]]
+        found: CountClasses = first.counted
         return found
 
     def _rows_of(
-        self, now: StepNow, decider: Decision, part: LeafPart, totals: Sequence[Tensor]
+        self,
+        known: Mask,
+        now: StepNow,
+        decider: Decision,
+        part: LeafPart,
+        totals: Sequence[Tensor],
     ) -> Sequence[Sequence[float]] | None:
         """Return the addends of each leaf of a part; None if each leaf must be reduced alone."""
         if decider.inputs:
             return None
-        cache = self._cache
-        addends = cache.addends.get(part, [])
+        addends = known.addends.get(part, [])
         found = now.first(addends)
         if found is None:
-            counts = now.first(cache.counts.get(part.members, []))
+            counts = now.first(known.counts_of.get(part.members, []))
             if counts is None:
                 return None
             found = Addends(part, self._rows_at(part), counts.counted, now.tensors)
-            if len(cache.addends) >= RUNS * self._most:
-                cache.addends.clear()
-            cache.addends[part] = [found, *addends[: COUNTS - 1]]
+            if len(known.addends) >= RUNS:
+                known.addends.clear()
+            known.addends[part] = [found, *addends[: COUNTS - 1]]
         numbers = now.numbers(found.counted)
         if numbers is None or not found.are_simple:
             return None
