@@ -226,7 +226,7 @@ class CapturableOptimizer(BoundOptimizer):
         given: list[Tensor | None] | None,
         measured: Sequence[Tensor],
     ) -> None:
-        """Run a step with scalars on the device. It has no plan, since replays run no Python."""
+        """Run a step with scalars on the device. Its plan is not kept: replays run no Python."""
         every = self._single.own if given is None else given
         grads = self._whole.own if given is None else self._whole.gradients(given)
         if grads is not None and self._whole.have_one_count():
