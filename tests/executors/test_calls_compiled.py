@@ -11,6 +11,7 @@ from functional_optim import (
     TorchOptimizer,
     accumulate,
     adamw,
+    apply_if_finite,
     chain,
     clip_by_global_norm,
     ema,
@@ -26,14 +27,15 @@ from .plain.test_bound_leaves import calls_of
 from .support import noise
 
 CHAINS: dict[str, tuple[Callable[[], Optimizer], int]] = {
-    "sgd": (lambda: sgd(lr=0.1, momentum=0.9), 66),
-    "adamw": (lambda: adamw(lr=0.1), 64),
-    "clip": (lambda: chain(clip_by_global_norm(1.0), adamw(lr=0.1)), 84),
-    "lamb": (lambda: lamb(lr=0.1), 104),
-    "muon": (lambda: muon(0.1), 100),
-    "ema": (lambda: chain(adamw(lr=0.1), ema(0.9)), 66),
-    "accumulate": (lambda: chain(accumulate(2), adamw(lr=0.1)), 120),
-    "prodigy": (prodigy, 206),
+    "sgd": (lambda: sgd(lr=0.1, momentum=0.9), 60),
+    "adamw": (lambda: adamw(lr=0.1), 60),
+    "clip": (lambda: chain(clip_by_global_norm(1.0), adamw(lr=0.1)), 65),
+    "lamb": (lambda: lamb(lr=0.1), 90),
+    "muon": (lambda: muon(0.1), 90),
+    "ema": (lambda: chain(adamw(lr=0.1), ema(0.9)), 60),
+    "accumulate": (lambda: chain(accumulate(2), adamw(lr=0.1)), 100),
+    "prodigy": (prodigy, 155),
+    "finite": (lambda: chain(apply_if_finite(3), adamw(lr=0.1)), 120),
     "parts": (
         lambda: chain(
             clip_by_global_norm(1.0),
@@ -42,7 +44,7 @@ CHAINS: dict[str, tuple[Callable[[], Optimizer], int]] = {
                 lambda path, shape: "muon" if len(shape) == 2 else "adamw",
             ),
         ),
-        140,
+        120,
     ),
 }
 """Each chain, and the most calls of its step. Torch itself makes about 20 of these calls."""

@@ -53,15 +53,19 @@ def _unscale_each(grads: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor)
         one.mul_(inverse)
 
 
-foreach_add_: Callable[..., Any] = getattr(torch, "_foreach_add_", None) or _each("add_")
+foreach_abs: Callable[..., Any] = foreach_function("abs") or _each("abs")
+foreach_add: Callable[..., Any] = foreach_function("add") or _each("add")
+foreach_mul: Callable[..., Any] = foreach_function("mul") or _each("mul")
+foreach_sub: Callable[..., Any] = foreach_function("sub") or _each("sub")
+foreach_add_: Callable[..., Any] = foreach_function("add_") or _each("add_")
 """Add one number to all tensors, in place."""
-foreach_mul_: Callable[..., Any] = getattr(torch, "_foreach_mul_", None) or _each("mul_")
+foreach_mul_: Callable[..., Any] = foreach_function("mul_") or _each("mul_")
 """Multiply tensors in place: all by a 0-d tensor, or each by its number in a list. (On the CPU,
 torch would round one number for all to the dtype of the tensors first.)"""
-foreach_divide_: Callable[..., Any] = getattr(torch, "_foreach_div_", None) or _each("div_")
+foreach_divide_: Callable[..., Any] = foreach_function("div_") or _each("div_")
 """Divide each tensor by its number in a list, in place."""
-foreach_copy_: Callable[..., Any] = getattr(torch, "_foreach_copy_", None) or _each("copy_")
-foreach_clone: Callable[..., Any] = getattr(torch, "_foreach_clone", None) or _each("clone")
+foreach_copy_: Callable[..., Any] = foreach_function("copy_") or _each("copy_")
+foreach_clone: Callable[..., Any] = foreach_function("clone") or _each("clone")
 foreach_norm: Callable[[list[Tensor]], list[Tensor]] = (
     getattr(torch, "_foreach_norm", None) or _norm_of_each
 )
@@ -69,18 +73,6 @@ amp_foreach_non_finite_check_and_unscale_: Callable[[Sequence[Tensor], Tensor, T
     getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None) or _unscale_each
 )
 """Multiply tensors by the third argument, and set the second to 1 if an element is not finite."""
-
-
-def call_foreach(name: str, first: Sequence[Tensor], *args: Any, **options: Any) -> list[Tensor]:
-    """Apply a function of torch to each tensor, in one foreach call if torch has it.
-
-    Args:
-        name: of a function of torch, such as "add".
-        first: the first argument for each call.
-        args: other arguments: a list with one tensor for each call, or one value for all calls.
-        options: keyword arguments for all calls.
-    """
-    return list((foreach_function(name) or _each(name))(first, *args, **options))
 
 
 def _fused(name: str) -> Any:

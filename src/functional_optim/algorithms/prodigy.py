@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import call_foreach
+from functional_optim._torch import foreach_abs, foreach_add, foreach_mul, foreach_sub
 from functional_optim.algorithms.dadapt_adam import limit_growth, step_length
 from functional_optim.algorithms.prodigy_records import (
     ProdigyCoefficients,
@@ -153,19 +153,17 @@ def prodigy_reduce_each(
     if max(map(Tensor.numel, s)) > SUM_BLOCK:
         return None
     wide, double = torch.promote_types(grads[0].dtype, torch.float32), torch.float64
-    slopes = call_foreach("add", grads, params, alpha=c.added_decay) if c.adds_decay else grads
+    slopes = foreach_add(grads, params, alpha=c.added_decay) if c.adds_decay else grads
     if c.slices:
         params, slopes = ([slice_elements(one, c) for one in every] for every in (params, slopes))
-    ways = call_foreach("sub", [one.to(wide) for one in p0], [one.to(wide) for one in params])
+    ways = foreach_sub([one.to(wide) for one in p0], [one.to(wide) for one in params])
     if wide == double:
         pairs = zip(slopes, ways, strict=True)
         products = [torch.dot(slope.reshape(-1), way.reshape(-1)) for slope, way in pairs]
     else:
-        inner = call_foreach("mul", [one.to(wide) for one in slopes], ways)
+        inner = foreach_mul([one.to(wide) for one in slopes], ways)
         products = [one.sum(dtype=double) for one in inner]
-    sums = call_foreach(
-        "abs", call_foreach("add", call_foreach("mul", s, c.beta_3), slopes, alpha=c.next_weight)
-    )
+    sums = foreach_abs(foreach_add(foreach_mul(s, c.beta_3), slopes, alpha=c.next_weight))
     sizes = torch.stack([one.sum(dtype=double) for one in sums])
     addends = c.next_addend * torch.stack(products)
     counts = torch.isfinite(addends + sizes) & c.is_active

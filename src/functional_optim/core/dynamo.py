@@ -28,7 +28,7 @@ def disable_compile(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @wraps(function)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return disabled(*args, **kwargs)
         return function(*args, **kwargs)
 

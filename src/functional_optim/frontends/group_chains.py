@@ -17,7 +17,7 @@ from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.core.state import LeafState, Shared, state_tensors
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.group_parts import CheckParam, GroupPart, divide_group, needs_groups
-from functional_optim.frontends.group_steps import NO_STATE, CurrentGroups
+from functional_optim.frontends.group_steps import NO_STATE, CurrentGroups, current_groups
 from functional_optim.frontends.group_tensors import Entries, Gradients, Group, StateOf
 from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
@@ -113,7 +113,8 @@ class GroupChains:
                 self._links = self._links_of(groups)
             self._chains = self._chains_of(groups)
         chains, links = self._chains, self._links
-        return CurrentGroups(groups, chains, links, self.shared, states, state_of, gradients)
+        shared = self.shared
+        return current_groups((groups, chains, links, shared, states, state_of, gradients))
 
     def _links_of(self, groups: Sequence[Group]) -> Links:
         """Return all links with their current hyper-parameters, from the first group with the link.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad, check_param, check_writable
+from functional_optim.core.fields import from_fields
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import Links
@@ -59,6 +60,9 @@ class CurrentGroups(NamedTuple):
     state_of: StateOf
     """Returns the state of a parameter, which the step writes to."""
     gradients: Gradients
+
+
+current_groups = from_fields(CurrentGroups)
 
 
 class _Planned(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from functional_optim.core.fields import from_fields
 from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.core.state import LeafState
 from functional_optim.core.state_init import StateFields
@@ -33,6 +34,9 @@ class Group(NamedTuple):
         """Return each parameter with its name for errors."""
         names = self.names or [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
         return list(zip(self.params, names, strict=True))
+
+
+new_group = from_fields(Group)
 
 
 class StateOf(Protocol):
@@ -70,7 +74,10 @@ class GroupTensors(NamedTuple):
             found = loops.entries(state, params)
         if found is None:
             found = _entries_of(state, params)
-        return cls(sizes, found[0], params, found[1])
+        return _group_tensors((sizes, found[0], params, found[1]))
+
+
+_group_tensors = from_fields(GroupTensors)
 
 
 class GroupForm:

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.dynamo import disable_compile
+from functional_optim.core.interrupts import defer_untraced
 from functional_optim.core.lock import StepLock
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.averaged_params import AveragedParams
 from functional_optim.frontends.checkpoint_names import match_by_name
 from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_steps import GroupSteps
-from functional_optim.frontends.group_tensors import Group
+from functional_optim.frontends.group_tensors import Group, new_group
 from functional_optim.frontends.param_inputs import list_inputs
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_entries import (
@@ -323,7 +324,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         for index, group in enumerate(self._stepped_groups()):
             options = self._options.get(index) or self._options_of(index)
             names = group.get("param_names")
-            made.append(Group(options.hypers(group), group["params"], names, index))
+            made.append(new_group((options.hypers(group), group["params"], names, index)))
         return made
 
     def _optimizer_of(self, number: int) -> Optimizer:
@@ -331,7 +332,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     @disable_compile
     def _step(self, loss: Any, extra: Mapping[str, Any]) -> None:
-        self._lock.run(self._step_now, loss, extra)
+        with self._lock.lock:
+            defer_untraced(self._step_now, loss, extra)
 
     def _step_now(self, loss: Any, extra: Mapping[str, Any]) -> None:
         groups, chains = self._groups(), self._chains

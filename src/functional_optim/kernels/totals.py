@@ -51,17 +51,21 @@ def total_of(
         return sum_tensors(map(stage.measure, gradients))
     if not numbers.is_cpu:
         return numbers.to(torch.float64).sum()
-    return sum_in_order(numbers.tolist())
+    return torch.tensor(add_in_order(numbers.tolist()), dtype=torch.float64, device="cpu")
 
 
-def sum_in_order(numbers: Iterable[float]) -> Tensor:
-    """Return the sum of numbers, added from the first to the last: a 0-d float64 tensor.
+def add_in_order(numbers: Iterable[float]) -> float:
+    """Return the sum of numbers, added from the first to the last.
 
     All totals are added up here, so they have the same bits on one process and on many. Python's
     ``sum()`` promises no order.
     """
-    total = functools.reduce(operator.add, numbers, 0.0)
-    return torch.tensor(total, dtype=torch.float64, device="cpu")
+    return functools.reduce(operator.add, numbers, 0.0)
+
+
+def sum_in_order(numbers: Iterable[float]) -> Tensor:
+    """Return :func:`add_in_order` of numbers as a 0-d float64 tensor."""
+    return torch.tensor(add_in_order(numbers), dtype=torch.float64, device="cpu")
 
 
 def try_measure_each(
@@ -106,7 +110,7 @@ def try_reduce_each(
     if not (are_alike or (_are_alike(params) and _are_alike(grads))):
         return None
     found = stage.reduce_each(params, grads, state, coefficients)
-    return None if found is None else [one.tolist() for one in found]
+    return None if found is None else list(map(Tensor.tolist, found))
 
 
 def columns_of(states: Sequence[Any]) -> Any:
@@ -157,18 +161,21 @@ class UnchangedBy:
         self._stages = stages
         self._last = Unchanged(None, gradients=not stages, params=not stages)
 
-    def find(
-        self, coefficients: list[tuple[Any, ...]], leaves: Callable[[], Iterable[Leaf]]
-    ) -> Unchanged:
+    def find(self, numbers: Iterable[Any], leaves: Callable[[], Iterable[Leaf]]) -> Unchanged:
         """Return the answer for these coefficients.
 
         Args:
-            coefficients: of these stages, for each kind of leaf.
+            numbers: objects with the ``coefficients`` of these stages, or of more stages.
             leaves: returns a leaf of each kind, on which the stages are called. No result is
                 written.
         """
         found = self._last  # other threads may replace it
-        if not self._stages or coefficients == found.coefficients:
+        if not self._stages:
+            return found
+        coefficients = []
+        for one in numbers:  # a comprehension would be one more Python call
+            coefficients.append(one.coefficients[: len(self._stages)])  # noqa: PERF401
+        if coefficients == found.coefficients:
             return found
         is_known = not any(map(is_measured, self._stages))
         same = [is_known, is_known]

@@ -35,7 +35,7 @@ def native_squares(tensors: list[Tensor], most: int) -> list[float] | None:
         or None if the loops cannot compute them.
     """
     loops: Any = LOOPS.loaded
-    lanes = _lanes_of(loops)
+    lanes = _KNOWN.get(loops) or _lanes_of(loops)
     if not lanes:
         return None
     found: list[float] | None = loops.squares(tensors, most, lanes, torch.get_num_threads())
@@ -54,7 +54,7 @@ def native_norms(tensors: list[Tensor]) -> list[float] | None:
         threads.
     """
     loops: Any = LOOPS.loaded
-    lanes = _lanes_of(loops)
+    lanes = _KNOWN.get(loops) or _lanes_of(loops)
     threads = torch.get_num_threads()
     if not lanes or (threads > 1 and max(map(Tensor.numel, tensors), default=0) >= SHARED):
         return None

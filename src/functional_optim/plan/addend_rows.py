@@ -104,25 +104,26 @@ class Addends:
         made: Sequence[StepScalars],
     ) -> Sequence[Sequence[float]] | None:
         """Return the addends; None if an earlier stage changes gradients or parameters."""
-        last, now = self._part.stages[-1], [one.coefficients[:-1] for one in made]
+        last = self._part.stages[-1]
 
         def leaves() -> list[Leaf]:
             return [self._leaf(k, tensors, grads, made) for k in self._kinds]
 
-        unchanged = self._unchanged.find(now, leaves)
+        unchanged = self._unchanged.find(made, leaves)
         if not unchanged.gradients:
             return None
         if last.reduce is None:
             return _measured(last, grads) if decider.executor.exact else None
         if not unchanged.params:
             return None
-        numbers = [one.coefficients[-1] for one in made]
         rows: dict[int, list[float]] = {}
         for each in self._batches:
             batch, params, columns = each
-            own = [grads[k] for k in batch.places]
-            given = list(map(tensors.__getitem__, params)), own, _state_columns(tensors, columns)
-            found = try_reduce_each(last, *given, numbers[batch.group], are_alike=True)
+            own = list(map(grads.__getitem__, batch.places))
+            state = columns and _state_columns(tensors, columns)
+            given = list(map(tensors.__getitem__, params)), own, state
+            shared = made[batch.group].coefficients[-1]
+            found = try_reduce_each(last, *given, shared, are_alike=True)
             if found is None:  # the stage cannot reduce a batch
                 self._batches = [one for one in self._batches if one is not each]
                 continue
@@ -131,10 +132,10 @@ class Addends:
         for k, leaf in enumerate(self._positions if len(rows) < len(grads) else ()):
             if k not in rows:
                 state = map_state(tensors.__getitem__, leaf.states[-1])
-                shared = numbers[self.counted.groups[k]]
+                shared = made[self.counted.groups[k]].coefficients[-1]
                 alone = last.reduce(tensors[leaf.param], grads[k], state, shared)
                 rows[k] = [float(one.item()) for one in alone]
-        return [rows[k] for k in range(len(grads))]
+        return list(map(rows.__getitem__, range(len(grads))))
 
     def _batched(self, params: Sequence[Tensor]) -> list[_Batch]:
         """Return batches of leaves with equal coefficients: only small leaves if there is state."""
@@ -170,8 +171,6 @@ class Addends:
 
 def _state_columns(tensors: list[Tensor], columns: Any) -> Any:
     """Return a State with tensors instead of their positions."""
-    if not columns:
-        return columns
     get, fields = tensors.__getitem__, []
     for column in columns:
         are_lists = bool(column) and isinstance(column[0], list)

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import compress, islice
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim._torch import without_grad
+from functional_optim.core.fields import from_fields
 from functional_optim.core.hyper import is_plain
+from functional_optim.core.leaf import Scalars
 from functional_optim.core.stage import Stage, same_coefficients
 from functional_optim.kernels import Chunks, Leaf
 from functional_optim.kernels.chunks import (
@@ -19,10 +21,10 @@ from functional_optim.kernels.chunks import (
     with_tensors,
 )
 from functional_optim.kernels.kernel import BindScalars, Part
-from functional_optim.plan.item import StepScalars, coefficients_at
+from functional_optim.plan.item import StepScalars, coefficients_at, step_scalars
 from functional_optim.plan.leaf_positions import LeafPositions
 
-_DEVICE = attrgetter("device")
+_table = from_fields(Table)
 
 
 class Chunk:
@@ -69,7 +71,7 @@ class Chunk:
         ):  # a comprehension is one more call
             of = stage.coefficients
             made.append(own if of is same_coefficients else of(step, own))
-        return StepScalars(hypers, tuple(made), step)
+        return step_scalars((hypers, tuple(made), step, Scalars.HOST))
 
     def _like_at(self, made: StepScalars) -> Leaf:
         """Return a leaf of one element, with the coefficients of a step."""
@@ -138,7 +140,7 @@ class PointwiseChunk(Chunk):
         self, tensors: list[Tensor], made: StepScalars, pointers: bytes, totals: Sequence[Tensor]
     ) -> Sequence[Part] | None:
         if self._table is not None:
-            table = Table(*self._table[:3], pointers[self._pointers])
+            table = _table((*self._table[:3], pointers[self._pointers]))
             last, other = self._bound
             call = None if last is None else last(made.coefficients, table, totals)
             if call is None and other is not None:

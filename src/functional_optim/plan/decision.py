@@ -19,9 +19,10 @@ from functional_optim.core.dtensors import is_dtensor
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import RankSums
+from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 from functional_optim.kernels import Executor
-from functional_optim.kernels.totals import sum_in_order
+from functional_optim.kernels.totals import add_in_order
 from functional_optim.plan import reduction
 from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_inputs import LeafInputs
@@ -36,6 +37,9 @@ Rows = Callable[["Decision", LeafPart, Sequence[Tensor]], "Sequence[Sequence[flo
 Arguments: the decision, the part, and the totals of the stages before. It returns None if each leaf
 must be reduced alone.
 """
+
+
+_NOTHING = End(())
 
 
 class Decision:
@@ -86,7 +90,7 @@ class Decision:
         """The shared scalars of every link; after ``decide()``, those after the step."""
         self.opened: list[int] = []
         """The indices of the gates that opened."""
-        self.end = End(())
+        self.end = _NOTHING
         """The runs, after ``decide()``: the same object for the same leaves and gates."""
         self._totals: dict[int, Tensor] = {}
         self._rows = rows
@@ -117,7 +121,9 @@ class Decision:
         Return zero if that stage is after a closed gate.
         """
         point = self._first_unknown()
-        return self._zero_of_next() if point is None else self._total(point)
+        if point is None:
+            return self._zero_of_next()
+        return _as_tensor(point.stage, self._total(point))
 
     def addends(self) -> tuple[list[Tensor], Tensor]:
         """Return each leaf's addend to that total, and the zero of leaves that do not reach it.
@@ -130,7 +136,7 @@ class Decision:
             rows = self._rows_of(part)
             if rows is None:
                 assert point is not None
-                addends |= {k: self._total(point, only=k) for k in part.members}
+                addends |= {k: self._summed(point, only=k) for k in part.members}
                 continue
             found = torch.tensor(rows, dtype=torch.float64, device="cpu")
             found = found[:, 0] if zero.dim() == 0 else found
@@ -155,11 +161,12 @@ class Decision:
         stage, place = point.stage, point.place
         totals: Sequence[Any] = ()
         if place in self._outline.summing:
-            total = self._given[place] if place in self._given else self._total(point)
+            given = self._given.get(place)
+            total = self._total(point) if given is None else given
             if stage.reduce is None:
-                self._totals[place] = total
-            else:
-                totals = as_numbers_of(total.cpu())  # shared scalars are on the CPU
+                self._totals[place] = _as_tensor(stage, total)
+            else:  # shared scalars are on the CPU
+                totals = total if isinstance(total, tuple) else as_numbers_of(total.cpu())
         if stage.combine is not None:
             hyper = self._links[place].hyper
             if not (SCALARS.issuperset(map(type, hyper)) or is_plain(hyper)):
@@ -194,11 +201,14 @@ class Decision:
         """Return the leaves for which the gate with this number keeps earlier gradients."""
         return tuple([k for k in members if int(self.leaves[k].state.gates[number].held)])
 
-    def _total(self, point: Point, only: int | None = None) -> Tensor:
-        """Return the total of a stage over the leaves that reach it, or over one leaf only."""
-        total = self._ordered_total(point) if only is None else None
-        if total is not None:
-            return total
+    def _total(self, point: Point) -> Tensor | tuple[float, ...]:
+        """Return the total of a stage over the leaves that reach it; see ``_ordered_total``."""
+        total = self._ordered_total(point)
+        return self._summed(point) if total is None else total
+
+    def _summed(self, point: Point, only: int | None = None) -> Tensor:
+        """Return the total of a stage, without a plan, over all leaves or over one leaf only."""
+        total: Tensor | None = None
         sums = RankSums()
         for part in point.parts:
             if only is not None:
@@ -210,14 +220,15 @@ class Decision:
         total = sums.reduced(total)
         return reduction.zero_total(point.stage) if total is None else total
 
-    def _ordered_total(self, point: Point) -> Tensor | None:
+    def _ordered_total(self, point: Point) -> Tensor | tuple[float, ...] | None:
         """Return a total that is summed in the order of the leaves.
 
         It does not depend on how leaves are divided into parts, nor on which leaves are late.
 
         Returns:
-            None if all leaves are in one part and have no plan, or if some leaves are shards or on
-            an accelerator, where torch chooses the order.
+            Numbers, one for each total, or a tensor; None if all leaves are in one part and have
+            no plan, if some leaves are shards or on an accelerator, where torch chooses the order,
+            or if there are no leaves.
         """
         numbers: dict[int, Sequence[float]] = {}
         tensors: dict[int, Tensor] = {}
@@ -236,16 +247,12 @@ class Decision:
                 tensors[k] = one.reshape(-1)
         if not tensors:
             columns = zip(*map(numbers.__getitem__, sorted(numbers)), strict=True)
-            sums = list(map(sum_in_order, columns))
-            total = torch.stack(sums) if sums else None
-        else:
-            like: Any = {"dtype": torch.float64, "device": "cpu"}
-            tensors |= {k: torch.tensor(row, **like) for k, row in numbers.items()}
-            ordered = map(tensors.__getitem__, sorted(tensors))
-            total = functools.reduce(operator.add, ordered, torch.zeros((), **like))
-        if total is None or point.stage.reduce is not None:
-            return total
-        return total[0]
+            return tuple(map(add_in_order, columns)) or None
+        like: Any = {"dtype": torch.float64, "device": "cpu"}
+        tensors |= {k: torch.tensor(row, **like) for k, row in numbers.items()}
+        ordered = map(tensors.__getitem__, sorted(tensors))
+        total = functools.reduce(operator.add, ordered, torch.zeros((), **like))
+        return total if point.stage.reduce is not None else total[0]
 
     def _rows_of(self, part: LeafPart) -> "Sequence[Sequence[float]] | None":
         """Return what each leaf of a part adds; None if each must be reduced alone."""
@@ -267,10 +274,9 @@ class Decision:
 
     def totals_of(self, part: LeafPart) -> tuple[Tensor, ...]:
         """Return the totals that the stages of a part get."""
-        taken = self._outline.taken(part, self._measured)
-        if taken is not None:
-            return tuple(taken)
-        return tuple([self._totals[place] for place in part.totals])
+        plain = self._outline.plain
+        taken = None if plain is None else self._outline.taken(part, self._measured)
+        return tuple(map(self._totals.__getitem__, part.totals)) if taken is None else tuple(taken)
 
     def items(self, part: LeafPart) -> list[Item]:
         """Return the leaves of a part, with the state and the inputs of its stages only."""
@@ -286,3 +292,11 @@ class Decision:
             states = self.inputs.put(member, part.stages, states)
         own = LeafState(leaf.state.step, states, leaf.state.gates)
         return Item(leaf.param, grad, own, self.numbers.hypers_at(part, member), leaf.name)
+
+
+def _as_tensor(stage: Stage, total: Tensor | tuple[float, ...]) -> Tensor:
+    """Return the total of a stage as a tensor: a vector for a stage with ``reduce``."""
+    if isinstance(total, Tensor):
+        return total
+    made = total if stage.reduce is not None else total[0]
+    return torch.tensor(made, dtype=torch.float64, device="cpu")

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.fields import from_fields
 from functional_optim.core.hyper import resolve, to_floats
 from functional_optim.core.leaf import Scalars
 from functional_optim.core.stage import Stage
@@ -69,6 +70,9 @@ class StepScalars(NamedTuple):
     step: float | Tensor
     scalars: Scalars = Scalars.HOST
     """The origin of the coefficients: the host or the device."""
+
+
+step_scalars = from_fields(StepScalars)
 
 
 def on_host(stages: Sequence[Stage]) -> Callable[[Item], StepScalars]:

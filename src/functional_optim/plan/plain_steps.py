@@ -14,7 +14,13 @@ from functional_optim.plan.guard import mask_of
 from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_positions import LeafPositions, rows_of
 from functional_optim.plan.list_layout import StepLayout
-from functional_optim.plan.planned_runs import USES, PreparedStep, copy_where, drop_least_used
+from functional_optim.plan.planned_runs import (
+    USES,
+    PreparedStep,
+    copy_where,
+    drop_least_used,
+    prepared_step,
+)
 from functional_optim.plan.points import Outline, StageRun
 from functional_optim.plan.step_leaves import StepLeaves
 from functional_optim.plan.step_plan import StepPlan
@@ -89,7 +95,7 @@ class PlainMask:
                     break
             else:
                 return None
-        return PreparedStep(runs, (), (), every, self.kept, self.end)
+        return prepared_step((runs, (), (), every, self.kept, self.end))
 
     def is_for(self, tensors: list[Any]) -> bool:
         """Return True if tensors that runs must not share have the layouts of the plans."""

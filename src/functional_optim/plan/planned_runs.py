@@ -6,6 +6,7 @@ from itertools import compress, count
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from functional_optim._torch import foreach_clone
+from functional_optim.core.fields import from_fields
 from functional_optim.plan.decision import Decision
 from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.list_layout import StepLayout
@@ -55,6 +56,9 @@ class PreparedStep(NamedTuple):
     """The runs of the step."""
 
 
+prepared_step = from_fields(PreparedStep)
+
+
 def copy_where(tensors: list[Any], moved: Sequence[bool]) -> list[Any]:
     """Return a list with copies of some tensors.
 
@@ -81,11 +85,12 @@ class StepNow:
             self._numbers[counted] = found
         return self._numbers[counted]
 
-    def first(self, kept: Sequence[Any]) -> Any:
-        """Return the first entry that fits the counts of this step; None if there is none."""
+    def first(self, kept: Sequence[Any]) -> tuple[Any, Numbers] | None:
+        """Return the first entry that fits the counts of this step, and these counts."""
         for one in kept:
-            if self.numbers(one.counted) is not None:
-                return one
+            numbers = self._numbers.get(one.counted) or self.numbers(one.counted)
+            if numbers is not None:
+                return one, numbers
         return None
 
 
@@ -127,24 +132,22 @@ def _run(
 
 
 def bind_runs(
-    plans: Sequence[PlannedRun],
+    plans: Sequence[tuple[PlannedRun, Numbers]],
     decided: Decision,
     tensors: list[Any],
-    now: StepNow,
     *,
     may_begin: bool,
 ) -> list[Callable[[], object]] | None:
     """Bind all runs of a step, and return their functions; None if a plan does not fit.
 
     Args:
-        plans: the plan of each run.
+        plans: the plan of each run, and the counts of its leaves.
         may_begin: True if the state of leaves before their first step is valid.
     """
     runs = []
-    for one, run in zip(plans, decided.end.runs, strict=True):
-        numbers = now.numbers(one.counted)
+    for (one, numbers), run in zip(plans, decided.end.runs, strict=True):
         gate = None if run.is_step else run.gates[-1][0]
-        if numbers is None or (not may_begin and makes_first_run(numbers, gate)):
+        if not may_begin and makes_first_run(numbers, gate):
             return None  # before stages first run, their state may have to be created again
         bound = one.prepare(run, decided, tensors, numbers)
         if bound is None:
@@ -165,10 +168,11 @@ class Mask:
     Args:
         layout: of all tensors.
         sums: True if leaves may be reduced together: gradients have the strides of parameters.
+        on_cuda: True if a parameter is on a CUDA device: a step must not be captured there.
     """
 
-    def __init__(self, outline: Outline, layout: StepLayout, *, sums: bool) -> None:
-        self.outline, self.layout, self.sums = outline, layout, sums
+    def __init__(self, outline: Outline, layout: StepLayout, *, sums: bool, on_cuda: bool) -> None:
+        self.outline, self.layout, self.sums, self.on_cuda = outline, layout, sums, on_cuda
         self.counts: list[list[Counts]] = []
         """The count classes of the leaves with gradients."""
         self.ends: dict[tuple[End, tuple[str, ...]], list[list[PlannedRun]]] = {}

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from functional_optim._torch import is_transforming, without_grad
 from functional_optim.core.checks import check_measured
+from functional_optim.core.fields import from_fields
+from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.kernels import Executor
@@ -39,10 +41,11 @@ from functional_optim.plan.planned_runs import (
     bind_runs,
     copy_where,
     drop_least_used,
+    prepared_step,
 )
 from functional_optim.plan.points import LeafPart, StageRun
 from functional_optim.plan.shared_numbers import Written
-from functional_optim.plan.step_counts import CountClasses
+from functional_optim.plan.step_counts import CountClasses, Numbers
 from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
 from functional_optim.plan.step_plan import StepPlan
 
@@ -52,6 +55,9 @@ layers that are dropped in turn, or experts. The plans of a set take about 1 kB 
 
 RUNS = 64
 """Number of runs, for each such set, for which plans are kept, unless one step has more."""
+
+
+_step_leaves = from_fields(StepLeaves)
 
 
 class PlannedSteps:
@@ -120,12 +126,12 @@ class PlannedSteps:
         """
         mask = mask_of(grads)
         plain = self._plain.masks.get(mask)
+        if measured:
+            check_measured([link.stage for link in links], measured)
+        if extra:
+            leaf_by_leaf.check_extra(links, extra)
         if plain is not None:
             hypers = list(map(HYPERS, chains))
-            if extra:  # no stage takes inputs: the step without a plan raises the error
-                return None
-            if measured:
-                check_measured([link.stage for link in links], measured)
             return plain.prepare(tensors, grads, hypers, measured, in_place=in_place, begins=begins)
         known, now = self._known(mask, tensors, grads, in_place=in_place)
         if known is None:
@@ -135,8 +141,10 @@ class PlannedSteps:
         rows = partial(self._rows_of, known, now) if known.sums else None
         if in_place and not known.layout.is_located:
             leaves = without_grad(leaves.copy_aliased_gradients)
-        given = before, measured, extra, rows
-        decided = without_grad(leaf_by_leaf.decide, links, self._executor, leaves, *given)
+        if known.on_cuda:
+            check_not_captured(leaves.params)
+        given = links, self._executor, leaves, before, measured, extra, rows
+        decided = without_grad(Decision(*given).decide)
         may_begin = begins or self._may_begin
         return self._bind(known, decided, tensors, now, in_place=in_place, may_begin=may_begin)
 
@@ -159,10 +167,10 @@ class PlannedSteps:
             moved, kept = known.copied(decided.end, self.rows, len(tensors))
             tensors = copy_where(tensors, moved)
         after = [*tensors, *decided.grads]
-        runs = bind_runs(plans, decided, after, now, may_begin=may_begin)
+        runs = bind_runs(plans, decided, after, may_begin=may_begin)
         if runs is None:
             return None
-        return PreparedStep(runs, decided.shared, decided.opened, after, kept, decided.end)
+        return prepared_step((runs, decided.shared, decided.opened, after, kept, decided.end))
 
     def addends(
         self,
@@ -208,10 +216,12 @@ class PlannedSteps:
     ) -> StepLeaves:
         leaves = ListedLeaves(self.rows, self._places, self._numbers, chains, now.tensors)
         params = now.tensors[: len(grads)]
-        return StepLeaves(leaves, params, grads, self._numbers, chains, known.outline)
+        return _step_leaves((leaves, params, grads, self._numbers, chains, known.outline))
 
-    def _plans_of(self, known: Mask, decided: Decision, now: StepNow) -> list[PlannedRun] | None:
-        """Return the plans of all runs; None if a run has no plan."""
+    def _plans_of(
+        self, known: Mask, decided: Decision, now: StepNow
+    ) -> list[tuple[PlannedRun, Numbers]] | None:
+        """Return the plans of all runs, and the counts of their leaves; None if one has no plan."""
         names: tuple[str, ...] = ()
         if decided.inputs is not None:
             if decided.inputs.are_seldom:
@@ -316,7 +326,8 @@ class PlannedSteps:
         is_same = all(one.stride() == grad.stride() for one, grad in pairs if grad is not None)
         layout = StepLayout(self.rows, self._more, every)
         sums = is_same and bool(leaves.outline.summing)
-        return Mask(leaves.outline, layout, sums=sums)
+        on_cuda = any(one.is_cuda for one in leaves.params)
+        return Mask(leaves.outline, layout, sums=sums, on_cuda=on_cuda)
 
     def _plan(
         self, known: Mask, run: StageRun, names: tuple[str, ...], decided: Decision, now: StepNow
@@ -357,13 +368,14 @@ class PlannedSteps:
         """Return the count classes of leaves, from the counts of this step."""
         counts = known.counts_of.setdefault(members, [])
         first = now.first(counts)
-        if first is None:
-            rows = [self.rows[k] for k in members]
-            groups = [self._numbers[k] for k in members]
-            first = Counts(CountClasses(rows, groups, now.tensors))
-            counts[:] = [first, *counts[: COUNTS - 1]]
-        found: CountClasses = first.counted
-        return found
+        if first is not None:
+            found: CountClasses = first[0].counted
+            return found
+        rows = [self.rows[k] for k in members]
+        groups = [self._numbers[k] for k in members]
+        made = Counts(CountClasses(rows, groups, now.tensors))
+        counts[:] = [made, *counts[: COUNTS - 1]]
+        return made.counted
 
     def _rows_of(
         self,
@@ -377,17 +389,18 @@ class PlannedSteps:
         if decider.inputs:
             return None
         addends = known.addends.get(part, [])
-        found = now.first(addends)
-        if found is None:
-            counts = now.first(known.counts_of.get(part.members, []))
-            if counts is None:
+        first = now.first(addends)
+        if first is None:
+            first = now.first(known.counts_of.get(part.members, []))
+            if first is None:
                 return None
-            found = Addends(part, self._rows_at(part), counts.counted, now.tensors)
+            counts, numbers = first
+            first = Addends(part, self._rows_at(part), counts.counted, now.tensors), numbers
             if len(known.addends) >= RUNS:
                 known.addends.clear()
-            known.addends[part] = [found, *addends[: COUNTS - 1]]
-        numbers = now.numbers(found.counted)
-        if numbers is None or not found.are_simple:
+            known.addends[part] = [first[0], *addends[: COUNTS - 1]]
+        found, numbers = first
+        if not found.are_simple:
             return None
         rows: Sequence[Sequence[float]] = found.rows(decider, now.tensors, numbers, totals)
         return rows

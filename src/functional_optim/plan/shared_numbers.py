@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import get_unwrapped, is_gradtrackingtensor, version_of
+from functional_optim.core.fields import from_fields
 from functional_optim.core.format import format_value
 from functional_optim.core.hyper import format_hyper, resolve
 from functional_optim.core.links import Links, has_shared_state, stage_labels
@@ -174,6 +175,9 @@ def as_all_numbers(records: Sequence[Any]) -> list[Any]:
     return found
 
 
+_shared = from_fields(Shared)
+
+
 class Written:
     """Cache of the shared scalars that a step wrote, valid until a tensor's version changes."""
 
@@ -183,9 +187,11 @@ class Written:
 
     def before(self, shared: Any) -> Any:
         """Return the current shared scalars: cached floats if they are valid."""
-        if self._versions is None or self._versions_of(shared) != self._versions:
+        if self._versions is None or not isinstance(shared, Shared):
             return shared
-        return shared._replace(stages=self._numbers)
+        if list(map(version_of, chain.from_iterable(shared.stages))) != self._versions:
+            return shared
+        return _shared((shared.step, self._numbers, shared.opened))
 
     def after(self, shared: Any, numbers: Sequence[Any]) -> None:
         """Store the shared scalars that a step has written."""
@@ -193,10 +199,8 @@ class Written:
         if not isinstance(shared, Shared) or shared.step.is_inference():
             return
         if {float}.issuperset(map(type, chain.from_iterable(numbers))):
-            self._versions, self._numbers = self._versions_of(shared), tuple(numbers)
-
-    def _versions_of(self, shared: Shared) -> list[int]:
-        return list(map(version_of, chain.from_iterable(shared.stages)))
+            self._versions = list(map(version_of, chain.from_iterable(shared.stages)))
+            self._numbers = tuple(numbers)
 
 
 def as_number(value: Any) -> Any:

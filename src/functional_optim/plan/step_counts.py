@@ -8,6 +8,7 @@ from torch import Tensor
 
 from functional_optim._torch import foreach_add_
 from functional_optim.core.state import LeafState
+from functional_optim.native import LOOPS
 from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.python_loops import loops_for
 from functional_optim.plan.step_leaves import GateNumbers
@@ -84,7 +85,7 @@ class CountClasses:
     def read(self, tensors: list[Tensor]) -> Numbers | None:
         """Return the counts of a step; None if the counts of a class differ now."""
         found: Numbers = []
-        common = loops_for(len(self.groups)).common
+        common = (LOOPS.loaded or loops_for(len(self.groups))).common
         for group, steps, gates in self._classes:
             made = common(tensors, steps)
             at_gates = []
@@ -107,7 +108,7 @@ class CountClasses:
             numbers: the counts before the step.
             gates: of the run.
         """
-        loops = loops_for(len(self.groups))
+        loops = LOOPS.loaded or loops_for(len(self.groups))
         for one, (_, _, before) in zip(self._classes, numbers, strict=True):
             for k, passed, counted in gates:
                 runs, held = one.gates[k]

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.hyper import is_plain, resolve, to_floats
+from functional_optim.core.leaf import Scalars
 from functional_optim.core.on_global_step import at_global_step
-from functional_optim.core.stage import Stage
+from functional_optim.core.stage import Stage, same_coefficients
 from functional_optim.core.state import Shared
 from functional_optim.numeric import larger
-from functional_optim.plan.item import Item, StepScalars, next_step
+from functional_optim.plan.item import Item, StepScalars, next_step, step_scalars
 from functional_optim.plan.points import LeafPart
 from functional_optim.plan.shared_numbers import as_all_numbers
 from functional_optim.plan.step_leaves import GateNumbers, StepLeaves
@@ -101,7 +102,8 @@ class StepNumbers:
             step: the number of the step.
             counts: their counts at gates.
         """
-        return self._numbers(part, self.hypers_of(part, group), step, counts)
+        hypers = self._hypers.get((group, part.at)) or self.hypers_of(part, group)
+        return self._numbers(part, hypers, step, counts)
 
     def _numbers(
         self, part: LeafPart, hypers: tuple[Any, ...], step: float | Tensor, counts: GateNumbers
@@ -122,7 +124,9 @@ class StepNumbers:
                 device = at.device if isinstance(at, Tensor) else None
                 gate = _gate_before(part, k)
                 own = self.resolved(stage, own, at, self.global_step(gate, device))
-            if stage.combine is None:
+            if stage.coefficients is same_coefficients:
+                made = own
+            elif stage.combine is None:
                 made = stage.coefficients(at, own)
             else:
                 shared = self.shared[place]
@@ -131,7 +135,7 @@ class StepNumbers:
                 made = stage.coefficients(at, own, shared)
             resolved.append(own)
             found.append(made if SCALARS.issuperset(map(type, made)) else to_floats(made))
-        both = StepScalars(tuple(resolved), tuple(found), step)
+        both = step_scalars((tuple(resolved), tuple(found), step, Scalars.HOST))
         if key is not None:
             self._made[key] = both
         return both

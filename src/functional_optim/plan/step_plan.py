@@ -15,6 +15,7 @@ from torch import Tensor
 
 from functional_optim._torch import without_grad
 from functional_optim.core.checks import check_grad
+from functional_optim.core.fields import from_fields
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN, Scalars
 from functional_optim.core.stage import Stage
@@ -79,6 +80,9 @@ class BoundStep(NamedTuple):
             if done and self.counted:
                 self.loops.advance_each(self.tensors, [self.steps[k] for k in stepped])
             raise
+
+
+_bound_step = from_fields(BoundStep)
 
 
 class StepPlan:
@@ -226,7 +230,8 @@ class StepPlan:
         changed = self._changed if parts else []
         is_usual = len(others) == len(self.others)
         counted = self._counted if is_usual else self._counted_beside(others)
-        return BoundStep(loops, first, parts, tensors, changed, counted, self._steps_of, totals)
+        steps = self._steps_of
+        return _bound_step((loops, first, parts, tensors, changed, counted, steps, totals))
 
     def _bind_alone(
         self,
@@ -272,17 +277,14 @@ class StepPlan:
         tensors, own = views, []
         for chunk in self._chunks:
             count = self._layout.loops.common(tensors, chunk.steps)
-            own.append(chunk.scalars_at(hypers[chunk.group], count + 1.0).coefficients)
+            own.append(chunk.scalars_at(hypers[chunk.group], count + 1.0))
         grads = list(map(tensors.__getitem__, self._stepped))
-        return self._totals.each(self._chunks[0].executor, own, grads, self._leaf_of(tensors))
+        leaf = partial(self._leaf, tensors)
+        return self._totals.each(self._chunks[0].executor, own, grads, leaf)
 
-    def _leaf_of(self, tensors: list[Tensor]) -> Callable[[int, tuple[Any, ...]], Leaf]:
-        """Return a function from an index and coefficients to a leaf, as stages see it."""
-
-        def leaf(k: int, coefficients: tuple[Any, ...]) -> Leaf:
-            return self._rows[k].leaf(tensors, StepScalars((), coefficients, 0.0))
-
-        return leaf
+    def _leaf(self, tensors: list[Tensor], k: int, numbers: StepScalars) -> Leaf:
+        """Return a leaf as stages see it."""
+        return self._rows[k].leaf(tensors, numbers)
 
     def _others_hold(self, tensors: list[Tensor], may_begin: bool) -> bool:
         """Return True if the plan is still valid for the leaves that are stepped alone.
@@ -316,10 +318,9 @@ class StepPlan:
         if self.others:
             items, scalars_of = self._items(range(len(self._rows)), tensors, hypers, numbers)
             return engine.totals(self._stages, self._executor, items, scalars_of, measured)
-        own = [made.coefficients for made in every]
         grads = list(map(tensors.__getitem__, self._stepped))
-        executor, leaf = self._chunks[0].executor, self._leaf_of(tensors)
-        return without_grad(self._totals.of, executor, own, grads, measured, leaf)
+        executor, leaf = self._chunks[0].executor, partial(self._leaf, tensors)
+        return without_grad(self._totals.of, executor, every, grads, measured, leaf)
 
     def _items(
         self,

@@ -1,6 +1,7 @@
 """Totals: the totals that a planned run computes over its leaves."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.kernels import Chunks, Leaf, is_measured, total_of
 from functional_optim.kernels.totals import UnchangedBy, try_measure_each
+from functional_optim.plan.item import StepScalars
 
 
 class Totals:
@@ -40,22 +42,24 @@ class Totals:
     def of(
         self,
         executor: Chunks,
-        coefficients: Sequence[tuple[Any, ...]],
+        numbers: Sequence[StepScalars],
         gradients: list[Tensor],
         measured: Sequence[Tensor],
-        leaf: Callable[[int, tuple[Any, ...]], Leaf],
+        leaf: Callable[[int, StepScalars], Leaf],
     ) -> Sequence[Tensor]:
         """Return all totals, if every leaf is in a chunk. The caller turns autograd off.
 
         Args:
-            coefficients: for each chunk, those of this step.
+            numbers: for each chunk, the coefficients of this step.
             gradients: of all leaves, in their order.
             leaf: returns the leaf at a position, with coefficients, as stages see it.
         """
-        if self.count == 1 and not measured and self._hand_on(coefficients, leaf):
+        is_first = self.count == 1 and not measured
+        kinds = partial(self._leaf_of_each_kind, numbers, leaf)
+        if is_first and self._unchanged.find(numbers, kinds).gradients:
             stage = self._stages[self._first]
             return [total_of(stage, gradients, are_alike=self._on_one_device)]
-        pairs = zip(self._members, coefficients, strict=True)
+        pairs = zip(self._members, numbers, strict=True)
         numbered = {k: one for own, one in pairs for k in own}
         leaves = [leaf(k, numbered[k]) for k in sorted(numbered)]
         return executor.totals(self._stages, leaves, measured)
@@ -63,27 +67,22 @@ class Totals:
     def each(
         self,
         executor: Chunks,
-        coefficients: Sequence[tuple[Any, ...]],
+        numbers: Sequence[StepScalars],
         gradients: list[Tensor],
-        leaf: Callable[[int, tuple[Any, ...]], Leaf],
+        leaf: Callable[[int, StepScalars], Leaf],
     ) -> Tensor | None:
         """Return what each gradient adds to the first total; None to reduce each leaf alone."""
         stage = self._stages[self._first]
         if not isinstance(stage, Transform) or not executor.exact:
             return None
         with torch.no_grad():
-            passes = self._hand_on(coefficients, leaf)
-            if not passes:
+            kinds = partial(self._leaf_of_each_kind, numbers, leaf)
+            if not self._unchanged.find(numbers, kinds).gradients:
                 return None
             return try_measure_each(stage, gradients, are_alike=self._on_one_device)
 
-    def _hand_on(
-        self, coefficients: Sequence[tuple[Any, ...]], leaf: Callable[[int, tuple[Any, ...]], Leaf]
-    ) -> bool:
-        """Return True if the stages before the first total do not change gradients."""
-        now = [one[: self._first] for one in coefficients]
-
-        def leaves() -> list[Leaf]:
-            return [leaf(k, coefficients[number]) for number, k in self._kinds]
-
-        return self._unchanged.find(now, leaves).gradients
+    def _leaf_of_each_kind(
+        self, numbers: Sequence[StepScalars], leaf: Callable[[int, StepScalars], Leaf]
+    ) -> list[Leaf]:
+        """Return a leaf of each kind."""
+        return [leaf(k, numbers[number]) for number, k in self._kinds]

@@ -5,7 +5,7 @@ the stages after it run if b = 0
 """
 
 import math
-from itertools import compress
+from itertools import compress, count
 from operator import not_
 from typing import NamedTuple
 
@@ -48,8 +48,8 @@ def count_not_finite_each(
 ) -> tuple[Tensor]:
     """Count elements only in tensors whose norm is not finite. A norm may also overflow."""
     counts = torch.zeros(len(grads), dtype=torch.float64, device="cpu")
-    filled = [k for k, one in enumerate(grads) if one.numel()]
-    numbers = _norms([grads[k] for k in filled])
+    filled = list(compress(count(), map(Tensor.numel, grads)))
+    numbers = _norms(list(map(grads.__getitem__, filled)))
     for k, number in zip(filled, numbers, strict=True):
         if not math.isfinite(number):
             (counts[k],) = count_not_finite(params[k], grads[k], state, c)
@@ -57,11 +57,14 @@ def count_not_finite_each(
 
 
 def _norms(grads: list[Tensor]) -> list[float]:
-    """Return the norm of each gradient. None may be empty."""
-    small = [one.is_cpu and one.numel() < SHARED for one in grads]
-    found = native_norms(list(compress(grads, small))) if LOOPS.loaded is not None else None
+    """Return the norm of each gradient. None may be empty, and all are on one device."""
+    small = list(map(SHARED.__gt__, map(Tensor.numel, grads)))
+    use_native = LOOPS.loaded is not None and bool(grads) and grads[0].is_cpu
+    found = native_norms(list(compress(grads, small))) if use_native else None
+    if found is not None and len(found) == len(grads):
+        return found
     left = grads if found is None else list(compress(grads, map(not_, small)))
-    others = torch.stack(foreach_vector_norm(left)).tolist() if left else []
+    others: list[float] = torch.stack(foreach_vector_norm(left)).tolist() if left else []
     if found is None:
         return others
     by_native, by_torch = iter(found), iter(others)

@@ -96,7 +96,7 @@ class ExactKernel:
         def bind_scalars(
             coefficients: tuple[Any, ...], table: Table, totals: Sequence[Tensor]
         ) -> Callable[[], object] | None:
-            numbers = fetch(coefficients) if free.hold() else None
+            numbers = fetch(coefficients) if not free.reads or free.hold() else None
             return (
                 None if numbers is None else program.bound(table, compute_scalars(numbers, totals))
             )
