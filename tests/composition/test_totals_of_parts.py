@@ -78,3 +78,23 @@ def test_totals_that_do_not_fit_are_refused_by_planned_steps_too(name: str) -> N
                 step(params, grads, state, measured=measured)
         assert all(torch.equal(before[key], one) for key, one in params.items())
         optimizer.update_(params, grads, state)
+
+
+def test_a_total_without_a_plan_is_added_up_in_the_order_of_the_leaves() -> None:
+    """One large gradient hides ones that are added after it: only the order tells them apart."""
+    params = [torch.zeros(1, dtype=torch.float64) for _ in range(2001)]
+    grads = [torch.ones(1, dtype=torch.float64) for _ in params]
+    grads[1].fill_(1e8)
+    optimizer = sgd(lr=1.0)
+    split = partition(
+        {"first": optimizer, "second": optimizer},
+        lambda path, shape: "second" if path == (1,) else "first",
+    )
+    found = []
+    for rest in (optimizer, split):
+        whole = chain(clip_by_global_norm(1.0), rest).using(executor="reference")
+        found.append(whole.update(params, grads, whole.init(params))[0])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    hidden = -grads[1] * torch.tensor(1e8 + 1e-6, dtype=torch.float64).reciprocal()
+    assert torch.equal(found[1][1], hidden)

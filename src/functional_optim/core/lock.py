@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from functional_optim.core.interrupts import defer_untraced
 
@@ -37,7 +37,7 @@ def with_lock(method: _Method) -> _Method:
 
     @wraps(method)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_dynamo_compiling():
             return method(self, *args, **kwargs)
         return self._lock.run(method, self, *args, **kwargs)
 
