@@ -27,7 +27,7 @@ from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.plan import leaf_by_leaf
 from functional_optim.plan.decision import Decision
 from functional_optim.plan.leaf_by_leaf import BetweenRuns
-from functional_optim.plan.planned_runs import PreparedStep
+from functional_optim.plan.planned_runs import PreparedStep, step_inputs
 from functional_optim.plan.planned_steps import MASKS, PlannedSteps
 from functional_optim.plan.points import does_wait
 from functional_optim.plan.step_counts import waits_for_first_step
@@ -156,18 +156,10 @@ class GroupSteps:
         ``begins`` is True if the state of leaves before their first step was created for this step.
         """
         params, steps = held.params, known.steps
-        given = {} if extra is None else extra(params)
-        grads = now.gradients(params)
-        step = steps.prepare(
-            now.links,
-            now.chains,
-            [*params, *held.values],
-            grads,
-            now.shared,
-            measured,
-            given,
-            begins=begins,
-        )
+        more = {} if extra is None else extra(params)
+        grads, tensors = now.gradients(params), [*params, *held.values]
+        given = step_inputs((now.links, now.chains, tensors, grads, now.shared, measured, more))
+        step = steps.prepare(given, begins=begins)
         if step is None:
             return None
         if between is None and len(step.runs) == 1 and not step.numbers:
@@ -182,8 +174,9 @@ class GroupSteps:
         params: Sequence[Tensor] = held.params
         found = None
         if known is not None:
-            grads, tensors = now.gradients(held.params), held.tensors
-            found = known.steps.addends(now.links, now.chains, tensors, grads, now.shared, measured)
+            grads = now.gradients(held.params)
+            own = now.links, now.chains, held.tensors, grads, now.shared
+            found = known.steps.addends(step_inputs((*own, measured, {})))
         if found is None:
             leaves = self._leaves(now)
             params = leaves.params

@@ -17,7 +17,7 @@ from functional_optim.kernels import Chunks, Executor, is_measured
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import mask_of
-from functional_optim.plan.planned_runs import PreparedStep
+from functional_optim.plan.planned_runs import PreparedStep, step_inputs
 from functional_optim.plan.planned_steps import PlannedSteps
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
@@ -152,8 +152,9 @@ class BoundLeaves:
             FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing has
                 changed.
         """
-        steps, tensors = self.steps, self._tensors
-        step = steps.prepare(links, chains, tensors, grads, (), measured, {})
+        steps = self.steps
+        given = step_inputs((links, chains, self._tensors, grads, (), measured, {}))
+        step = steps.prepare(given)
         if step is None and self.have_one_count():
             for leaf, grad in zip(self.leaves, grads, strict=True):
                 if grad is not None:
@@ -162,8 +163,8 @@ class BoundLeaves:
             leaves = [leaf._replace(chain=chains[number]) for leaf, number in pairs]
             numbers = self._numbers
             every = StepLeaves.of(links, leaves, grads, shares=False, groups=numbers, chains=chains)
-            steps.plan(tensors, every)
-            step = steps.prepare(links, chains, tensors, grads, (), measured, {})
+            steps.plan(self._tensors, every)
+            step = steps.prepare(given)
         return step
 
 

@@ -15,9 +15,9 @@ Read the modules in this order:
     ``run()`` runs the step.
 ``list_layout``, ``python_loops``, ``guard``, ``step_counts``
     Layouts, addresses and step counts of tensors. ``python_loops`` replaces the native loops.
-``planned_steps``, with ``plain_steps``, ``planned_runs``, ``addend_rows``
-    The plans of all steps of certain leaves. A chain that waits for nothing is *plain*: its steps
-    need no decision.
+``planned_steps``, with ``plain_steps``, ``decided_steps``, ``planned_runs``, ``addend_rows``
+    The plans of all steps of certain leaves, by missing gradients. A chain that waits for nothing
+    is *plain*: its steps need no decision.
 ``tree_steps``, with ``tree``
     The planned steps of ``update_`` and ``update``.
 ``flat/``

@@ -1,42 +1,59 @@
-"""Planned runs of steps that need a Decision, and the counts that they read."""
+"""Parts of planned steps: prepared steps, runs with their plans, and the counts that they read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import compress, count
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from functional_optim._torch import foreach_clone
 from functional_optim.core.fields import from_fields
+from functional_optim.core.links import Links
+from functional_optim.core.overrides import LeafChain
+from functional_optim.kernels import Executor
 from functional_optim.plan.decision import Decision
-from functional_optim.plan.leaf_positions import LeafPositions
-from functional_optim.plan.list_layout import StepLayout
-from functional_optim.plan.points import End, LeafPart, Outline, StageRun
+from functional_optim.plan.points import End, StageRun
+from functional_optim.plan.shared_numbers import Written
 from functional_optim.plan.step_counts import CountClasses, Numbers, makes_first_run
 from functional_optim.plan.step_plan import BoundStep, StepPlan
 
-ENDS = 64
-"""Number of Ends, for each set of missing gradients, whose plans are kept: late leaves may differ
-in each step."""
-
-USES = count(1)
-"""Clock of the uses of plans, by which the least recently used plans are found."""
+COUNTS = 4
+"""Number of plans that are kept for a run, one for each way in which leaves share counts."""
 
 
-class _Used(Protocol):
-    used: int
+class PlanOptions(NamedTuple):
+    """What all plans of certain leaves have in common."""
+
+    executor: Executor
+    numbers: Sequence[int]
+    """For each leaf, the number of its chain."""
+    places: Sequence[int]
+    """For each leaf, its index in the tree."""
+    more: Sequence[int]
+    """Positions of tensors that a step writes to, and that belong to no leaf."""
+    written: Written | None
+    """Cache of shared scalars that only steps write to."""
+    may_begin: bool
+    """True if plans may make the first step of a leaf."""
 
 
-M = TypeVar("M", bound=_Used)
+class StepInputs(NamedTuple):
+    """Arguments of one step of certain leaves."""
 
-
-def drop_least_used(masks: Mapping[bytes | None, M], but: bytes | None) -> dict[bytes | None, M]:
-    """Return plans by missing gradients, without those that have not been used for longest.
-
-    Args:
-        but: the missing gradients whose plans are not dropped.
-    """
-    least = min((one for one in masks if one != but), key=lambda one: masks[one].used)
-    return {mask: one for mask, one in masks.items() if mask != least}
+    links: Links
+    chains: Sequence[LeafChain]
+    """By number, with the hyper-parameters of this step."""
+    tensors: list[Any]
+    """Parameters, state and other listed tensors."""
+    grads: list[Tensor | None]
+    """For each leaf, its gradient or None."""
+    shared: Any
+    """The shared scalars."""
+    measured: Sequence[Tensor]
+    """The totals of the first stages that need a total, if they are known."""
+    extra: Mapping[str, Any]
+    """The inputs besides the gradients."""
 
 
 class PreparedStep(NamedTuple):
@@ -56,7 +73,7 @@ class PreparedStep(NamedTuple):
     """The runs of the step."""
 
 
-prepared_step = from_fields(PreparedStep)
+step_inputs, prepared_step = from_fields(StepInputs), from_fields(PreparedStep)
 
 
 def copy_where(tensors: list[Any], moved: Sequence[bool]) -> list[Any]:
@@ -160,47 +177,3 @@ class Counts(NamedTuple):
     """Count classes of leaves, as an entry of a cache."""
 
     counted: CountClasses
-
-
-class Mask:
-    """Known steps with the same missing gradients.
-
-    Args:
-        layout: of all tensors.
-        sums: True if leaves may be reduced together: gradients have the strides of parameters.
-        on_cuda: True if a parameter is on a CUDA device: a step must not be captured there.
-    """
-
-    def __init__(self, outline: Outline, layout: StepLayout, *, sums: bool, on_cuda: bool) -> None:
-        self.outline, self.layout, self.sums, self.on_cuda = outline, layout, sums, on_cuda
-        self.counts: list[list[Counts]] = []
-        """The count classes of the leaves with gradients."""
-        self.ends: dict[tuple[End, tuple[str, ...]], list[list[PlannedRun]]] = {}
-        """The plans of all runs, by End and by the names of the inputs of leaves."""
-        self.runs: dict[Any, list[PlannedRun]] = {}
-        """The plans of each run, the latest first."""
-        self.counts_of: dict[tuple[int, ...], list[Counts]] = {}
-        """The count classes of the leaves of each cohort and run, the latest first."""
-        self.addends: dict[LeafPart, list[Any]] = {}
-        """What leaves add to totals, for each part of the leaves."""
-        self.used = next(USES)
-        """Time of the last use."""
-        self._copied: dict[End, tuple[list[bool], list[int]]] = {}
-
-    def copied(
-        self, end: End, rows: Sequence[LeafPositions], count: int
-    ) -> tuple[list[bool], list[int]]:
-        """Return which tensors a pure step copies, and which leaves it does not change.
-
-        Args:
-            rows: for each leaf, the positions of its tensors.
-        """
-        found = self._copied.get(end)
-        if found is None:
-            if len(self._copied) >= ENDS:
-                self._copied.clear()
-            own = {k for run in end.runs for k in run.part.members}
-            moved = {k for row in map(rows.__getitem__, own) for k in row.kept}
-            kept = [k for k in range(len(rows)) if k not in own]
-            found = self._copied[end] = [k in moved for k in range(count)], kept
-        return found

@@ -27,7 +27,7 @@ from functional_optim.plan.decision import Decision
 from functional_optim.plan.guard import mask_of
 from functional_optim.plan.leaf_inputs import flatten_inputs
 from functional_optim.plan.list_layout import StepLayout
-from functional_optim.plan.planned_runs import PreparedStep
+from functional_optim.plan.planned_runs import PreparedStep, step_inputs
 from functional_optim.plan.planned_steps import PlannedSteps
 from functional_optim.plan.shared_numbers import with_opened
 from functional_optim.plan.step_counts import is_step_count
@@ -94,16 +94,15 @@ class TreeSteps:
             FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing has
                 changed.
         """
-        links, tensors, grads = optimizer.links, tree.tensors, tree.grads
+        links, tensors = optimizer.links, tree.tensors
         if extra:
             rows = self.steps.rows
             if not rows:
                 return None
             every = ListedLeaves(rows, self._places, self.form.numbers, chains, tensors)
             extra = flatten_inputs(links, tree.spec, every, extra)
-        return self.steps.prepare(
-            links, chains, tensors, grads, shared, measured, extra, in_place=in_place
-        )
+        given = step_inputs((links, chains, tensors, tree.grads, shared, measured, extra))
+        return self.steps.prepare(given, in_place=in_place)
 
     def run_pure(self, prepared: PreparedStep, tree: Tree, shared: Any) -> tuple[Any, State]:
         """Run a pure step, and return parameters and state."""
