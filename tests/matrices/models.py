@@ -182,7 +182,7 @@ class Pair:
 def raised(call: Any, *args: Any, **kwargs: Any) -> str:
     try:
         call(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
         return f"{type(error).__name__}: {error}"
     raise AssertionError("nothing was raised")
 

@@ -1,6 +1,7 @@
 """Refusals on ranks: errors name parameters and ranks, and change nothing."""
 
 import copy
+import os
 import pickle
 from typing import Any, NamedTuple
 from unittest import mock
@@ -12,11 +13,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from functional_optim import NoState, Rule, chain, muon, partition
+from functional_optim import NoState, Rule, adamw, chain, clip_by_global_norm, muon, partition
 from sharding import MatrixOwnerOptimizer
+from sharding.matrices import totals
 from sharding.matrices.exchange import RowExchange
 from tests.choices import case
 from tests.tensors import normal
+from tests.zero.dying import wait_for_others
 
 from .models import (
     LR,
@@ -30,6 +33,8 @@ from .models import (
 )
 
 MATRIX, BIAS = "2.weight", "2.bias"
+LOST = 1
+"""The rank that is lost in a total."""
 
 
 def of_another_rank() -> None:
@@ -194,3 +199,24 @@ def refused_meshes() -> None:
     other = DTensor.from_local(part, flat, [Shard(0)], shape=(8, 4), stride=(4, 1))
     said = make(w=nn.Parameter(other))
     assert "group rank 0" in said and "rows 0 to 2 are expected" in said
+
+
+def lost_in_a_total(*, dies: bool) -> str:
+    """Let a rank die before a total, or not come, and return the error of the other ranks.
+
+    The chain is pointwise, so the total is the first collective of the step.
+    """
+    pair = Pair(chain(clip_by_global_norm(0.1), adamw(lr=LR)), world())
+    pair.step(0)
+    pair.backward(1)
+
+    def leaves(*_: Any) -> None:
+        if dies:
+            os._exit(0)
+        raise KeyboardInterrupt
+
+    if dist.get_rank() == LOST:
+        mock.patch.object(totals, "_local_addends", leaves).start()
+    error = raised(pair.ours.step)
+    wait_for_others(LOST)
+    return error

@@ -1,14 +1,19 @@
 """Tests on real processes of rules for whole matrices, sharded by FSDP2."""
 
+import re
+
 import pytest
 
 from tests.choices import case
 from tests.ranks import Job, Outcomes, run_ranks
+from tests.zero.dying import FAR
 
 from . import jobs, refusals
 from .models import OPTIMIZERS
 
 NAMES = [*OPTIMIZERS]
+SHORT = 8.0
+"""Timeout of a group in seconds, in which a rank does not come."""
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +126,16 @@ def test_averages_are_evaluated(worlds: dict[int, Outcomes]) -> None:
 
 def test_errors_name_parameters_and_ranks(worlds: dict[int, Outcomes]) -> None:
     check_well(worlds, "refused", "failing owner", "failing later", "mended", "meshes")
+
+
+def test_a_rank_that_is_missing_in_a_total_is_named() -> None:
+    """The bare all-reduce of torch ended in an error without a rank, after the whole timeout."""
+    for dies, seconds in ((True, FAR), (False, SHORT)):
+        job = Job(refusals.lost_in_a_total, {"dies": dies}, seconds)
+        found = run_ranks({"lost": job}, ranks=3, seconds=120, fresh=True)["lost"]
+        for rank in (0, 2):
+            with case(dies=dies, rank=rank):
+                error = found[rank].result()
+                assert error.startswith("TransportError: "), error
+                named = set(re.findall(r"group rank (\d)", error.partition("of 3 ranks")[2]))
+                assert named == {str(refusals.LOST)}, error

@@ -50,7 +50,7 @@ def dies_in(what: str) -> str:
         mock.patch.object(place, name, dies).start()
     error = raised(action)
     if what != "step":  # other ranks may wait for a failed rank's data until it exits
-        _wait_for_others()
+        wait_for_others(DYING)
     return error
 
 
@@ -88,13 +88,16 @@ def lost_in(what: str, *, dies: bool) -> str:
     if dist.get_rank() == DYING:
         mock.patch.object(*place, leaves).start()
     error = raised(actions[what])
-    _wait_for_others()
+    wait_for_others(DYING)
     return error
 
 
-def _wait_for_others() -> None:
-    """Wait until every other rank has an error: a rank that leaves early would be reported, too."""
+def wait_for_others(lost: int) -> None:
+    """Wait until each rank but the lost one has an error.
+
+    A rank that leaves early would be reported, too.
+    """
     store = dist.distributed_c10d._get_default_store()
     store.set(f"told {dist.get_rank()}", "")
-    others = [rank for rank in range(dist.get_world_size()) if rank != DYING]
+    others = [rank for rank in range(dist.get_world_size()) if rank != lost]
     store.wait([f"told {rank}" for rank in others], timedelta(seconds=120))

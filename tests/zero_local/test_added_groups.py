@@ -130,6 +130,22 @@ def test_a_replicated_plan_keeps_added_matrices_whole_if_its_policy_does() -> No
         assert set(found) == {1}
 
 
+def test_a_replicated_plan_is_extended_by_the_named_policy() -> None:
+    """The name was ignored: added parameters were assigned by the policy of the plan."""
+
+    def pieces_of_added(group: Any, policy: str) -> int:
+        params = [(name, nn.Parameter(torch.ones(64))) for name in ("first", "added")]
+        nodes = partial(hierarchical, node_size=2, within="largest_first")
+        given = ZeroRedundancyOptimizer(params[:1], adamw(0.1), group, policy=nodes).plan
+        zero = ZeroRedundancyOptimizer(params[:1], adamw(0.1), group, plan=given, policy=policy)
+        zero.add_param_group({"params": params[1:]})
+        return len(zero.plan.owners("added"))
+
+    for policy, wanted in (("elements", 2), ("largest_first", 1), ("sliced", 2)):
+        found = LocalWorld(4).run(lambda group: pieces_of_added(group, policy))  # noqa: B023
+        assert found == [wanted] * 4, policy
+
+
 def test_a_policy_that_makes_other_replicas_than_the_plan_is_refused() -> None:
     """A plan of 2 replicas of 2 ranks is not extended by a policy for nodes of 4 ranks."""
 

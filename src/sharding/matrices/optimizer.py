@@ -46,10 +46,10 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     the other parameters. Results equal those of one process with the whole tensors, bit for bit on
     the CPU. Pointwise chains, and rules over stacked matrices ``[E, m, n]``
     (``muon(batch_axes=1)``), step the rows of each rank without communication. Each total over all
-    gradients (``clip_by_global_norm``, ``apply_if_finite``) takes one all_reduce more. The addends
-    of pointwise parameters to a total are summed over ranks: the total is the same on all ranks,
-    and may differ from that of one process in the last bit of a float64. Only the owner keeps the
-    state of a matrix.
+    gradients (``clip_by_global_norm``, ``apply_if_finite``) takes one sum over ranks more. The
+    addends of pointwise parameters to a total are summed over ranks: the total is the same on all
+    ranks, and may differ from that of one process in the last bit of a float64. Only the owner
+    keeps the state of a matrix.
 
     The constructor, :meth:`step` and :meth:`add_param_group` are collective over the ranks that
     share a copy of the parameters: with a mesh of replicas and shards, those along the sharded

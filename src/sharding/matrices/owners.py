@@ -19,6 +19,7 @@ from sharding.shard_plan import ShardPlan
 from sharding.shard_plan import plan as make_plan
 from sharding.spec import ParameterSpec
 from sharding.transport.groups import device_of
+from sharding.zero.groups import Transports
 from sharding.zero.params import Groups, group_numbers, specs_of_groups
 from sharding.zero.plan import agree_on_plan, named_policy
 
@@ -46,6 +47,7 @@ class Owners:
         optimizer_of: Callable[[int], Optimizer],
     ) -> None:
         self.shards, self.stand_ins = shards, stand_ins
+        self.transports = Transports(shards.group)
         self._policy = named_policy(policy)
         self._cost = StepCost(lambda spec: optimizer_of(spec.group)) if cost is None else cost
         self.plan: ShardPlan | None = None

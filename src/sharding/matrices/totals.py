@@ -1,9 +1,8 @@
-"""Totals over all gradients of all ranks: one all_reduce for each total."""
+"""Totals over all gradients of all ranks: one sum over ranks for each total."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim.kernels import needs_total
@@ -11,7 +10,7 @@ from functional_optim.optimizer import Optimizer
 from sharding.matrices.agreement import Attempt
 from sharding.matrices.owners import Owners
 from sharding.transport.groups import device_of
-from sharding.zero.groups import sum_vector
+from sharding.zero.groups import sum_over_ranks, sum_vector
 
 Addends = Callable[[Sequence[Tensor]], Mapping[int, Tensor]]
 """Function of the totals before: the addends to the next total, by ``id`` of the stand-in."""
@@ -24,19 +23,22 @@ def compute_totals(
 
     The owner of a matrix computes its addend. The addends of rows are summed over ranks. Then the
     addends of all parameters are summed in the order in which one process sums them. Raise an error
-    if this rank or another rank failed.
+    if this rank or another rank failed, and TransportError that names a rank that did not come.
     """
     found: list[Tensor] = []
     shards, size = owners.shards, len(owners.params)
+    assert owners.plan is not None, "made before"
+    device = device_of(shards.group)
     for stage in (one for one in optimizer.stages if needs_total(one)):
         columns = 1 if stage.reduce is None else stage.totals
         own = attempt.run(_local_addends, owners, addends, found, columns)
         rows = torch.zeros(size, columns, dtype=torch.float64, device="cpu") if own is None else own
         failures = torch.zeros(shards.size, dtype=torch.float64, device="cpu")
         failures[shards.rank] = float(attempt.error is not None)
-        vector = torch.cat([failures, rows.reshape(-1)]).to(device_of(shards.group))
-        dist.all_reduce(vector, group=shards.group)
-        failed, numbers = vector.cpu().split([shards.size, size * columns])
+        vector = torch.cat([failures, rows.reshape(-1)])
+        transport = owners.transports[device]
+        every = sum_over_ranks([vector], vector.shape, owners.plan, transport, device)
+        failed, numbers = every.split([shards.size, size * columns])
         attempt.raise_failures(shards, (failed > 0).tolist(), "sum up its gradients")
         sums = [sum_vector(column) for column in numbers.view(size, columns).unbind(1)]
         found.append(sums[0] if stage.reduce is None else torch.stack(sums))

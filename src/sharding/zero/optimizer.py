@@ -76,7 +76,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
             partition. "elements" gives equal shares by cutting parameters, if the rule allows it.
             "sliced" also does, and is the policy for a hook that steps during backward.
         plan: an existing plan, instead of a policy. The policy is then used for groups that are
-            added later.
+            added later; in a plan with replicas, within each replica.
         executor: name of the executor that runs the steps, instead of the one described above.
         defaults: the options of the class, or hyper-parameters of the optimizer.
 

@@ -143,15 +143,13 @@ def extend_plan(
     return made
 
 
-def _policy_within(plan: ShardPlan, policy: str | Policy) -> str | Policy | None:
-    """Return the policy for the ranks of one replica; None for the policy with which it was made.
+def _policy_within(plan: ShardPlan, policy: str | Policy) -> str | Policy:
+    """Return the policy for the ranks of one replica.
 
     A function that makes the replicas of the plan also decides within them, by its own options.
     """
-    if plan.replicas == 1:
+    if plan.replicas == 1 or isinstance(policy, str):
         return policy
-    if isinstance(policy, str):
-        return None
 
     def within_replica(problem: Problem, **options: Any) -> Assignment:
         world = replace(
