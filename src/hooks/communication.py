@@ -10,6 +10,7 @@ its reference.
 import atexit
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,6 +44,25 @@ def _wait_for_gloo() -> None:
 atexit.register(_wait_for_gloo)
 
 
+def start_all_reduce(
+    tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM
+) -> Callable[[], None]:
+    """Start to reduce a tensor over ranks, in place; return a function that waits.
+
+    The function may be called several times. It raises RuntimeError if a rank is missing.
+    """
+    if tensor.device.type == "cpu":
+        keep_alive(tensor)
+    works = [dist.all_reduce(tensor, op, group=group, async_op=True)]
+
+    def wait() -> None:
+        for work in works:
+            work.wait()
+        works.clear()  # the work holds the tensor
+
+    return wait
+
+
 class AllReduceMean:
     """Mean over ranks in progress, in place, with the same bits as torch's ``allreduce_hook``."""
 
@@ -54,20 +74,11 @@ class AllReduceMean:
             buffer.div_(group.size())
         self._buffer = buffer
         # gloo replaces the indices of a sparse tensor: the buffer would not see those of an alias.
-        sent = buffer if buffer.is_sparse else buffer.detach()
-        if sent.device.type == "cpu":
-            keep_alive(sent)
-        self._work: dist.Work | None = dist.all_reduce(sent, group=group, async_op=True)
-
-    def block(self) -> None:
-        work = self._work
-        if work is not None:
-            work.wait()
+        self.block = start_all_reduce(buffer if buffer.is_sparse else buffer.detach(), group)
 
     def wait(self) -> Tensor:
         """Return the buffer, once it has the mean; raise RuntimeError if a rank is missing."""
         self.block()
-        self._work = None  # it holds the tensor
         return self._buffer
 
 

@@ -19,12 +19,15 @@ from functional_optim.core.format import format_names
 from hooks.buckets import BucketPosition, BucketPositions
 from hooks.communication import AllReduceMean, Communication, HookResult
 from hooks.group_lifetime import keep_group_alive
-from hooks.usage import Usage, UsedFlags
+from hooks.usage import Usage
 from hooks.work_queue import work_queue_of
 from hooks.zero_grad_check import ZeroGradCheck
+from sharding.zero.iteration import Iteration
 
 Hook = Callable[[Any, dist.GradBucket], Future[Any]]
 """DDP communication hook, as ``register_comm_hook`` takes it."""
+WaitUsed = Callable[[], list[bool]]
+"""Function that waits, and returns for each parameter True if it is to be stepped."""
 
 
 class BucketDriver:
@@ -35,6 +38,7 @@ class BucketDriver:
         reduced: all parameters whose gradients DDP reduces.
         watched: by name, the parameters that the hook may step.
         may_leave_unused: True if DDP may reduce zeros for a parameter that the loss does not use.
+        in_order: True to wait for the communication of each bucket before that of the next bucket.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class BucketDriver:
         watched: Mapping[str, Tensor],
         *,
         may_leave_unused: bool,
+        in_order: bool = False,
     ) -> None:
         self.group = group
         self.queue = work_queue_of(group)
@@ -54,13 +59,21 @@ class BucketDriver:
         self._names = {id(param): name for name, param in watched.items()}
         self._usage = Usage(watched, group) if may_leave_unused else None
         self._cleared = ZeroGradCheck(watched.values(), all_of_them=may_leave_unused)
-        self._iteration = Iteration(())
+        self._expected: list[str] = []
+        """The parameters that every iteration brings once."""
+        self._iteration: Iteration[str] = Iteration()
+        self._backward = -1
+        self._names_of_backward: set[str] = set()
+        """The parameters that the backward pass of this number has brought so far."""
+        self._in_order, self._is_last = in_order, False
+        self._before: Communication | None = None
+        """With ``in_order``, the communication of the previous bucket."""
         self.handles = [] if self._usage is None else list(self._usage.handles)
         """Handles of hooks on parameters, to remove together with the hook."""
 
     def expect(self, names: Iterable[str]) -> None:
         """Expect each of these parameters once in every iteration from now on."""
-        self._iteration = Iteration(names)
+        self._expected, self._iteration = sorted(set(names)), Iteration()
 
     def position_of(self, bucket: dist.GradBucket) -> BucketPosition:
         """Return the position of a bucket. Call it once per bucket, in order of arrival."""
@@ -70,23 +83,49 @@ class BucketDriver:
         """Add a bucket with these parameters; with the last bucket, check that all parameters came.
 
         Raises:
-            RuntimeError: a parameter came twice in this iteration, or not at all.
+            RuntimeError: a parameter that came before in this iteration, or in this backward pass,
+                since buckets of two modules that share a parameter come in one pass; with the first
+                bucket, a parameter that never came in the last iteration; with the last bucket, a
+                parameter that did not come.
         """
+        iteration, self._is_last = self._iteration, position.last
         if position.number == 0:
             self._failures = []  # jobs of the previous iteration keep the old list
-        self._iteration.add_bucket(position.number, names, position.backward)
+            self._before = None
+        # An iteration is open from its first parameter on.
+        if position.number == 0 if iteration.is_open else names:
+            iteration.begin(self._expected)
+        if position.backward != self._backward or position.backward < 0:
+            self._backward, self._names_of_backward = position.backward, set()
+        repeated = iteration.find_repeated(names)
+        if repeated is None:
+            repeated = next((one for one in names if one in self._names_of_backward), None)
+        if repeated is not None:
+            iteration.close(())
+            raise RuntimeError(
+                f"the parameter {repeated!r} came twice in one iteration and would be stepped "
+                "twice; register one step hook per parameter, on one DDP module"
+            )
+        iteration.add(names)
+        self._names_of_backward.update(names)
         if position.last:
-            self._iteration.finish()
+            missing = iteration.close(self._expected)
+            if missing:
+                raise RuntimeError(
+                    "these parameters were in no bucket and were never stepped: "
+                    f"{format_names(missing)}. They must require gradients when DDP wraps the "
+                    "module; leave others out of params="
+                )
             self._cleared.end_iteration()
 
-    def exchange_used(self, params: Sequence[Tensor], device: torch.device) -> UsedFlags | None:
-        """Start to ask which of these parameters any rank used; None if all of them were.
+    def exchange_used(self, params: Sequence[Tensor], device: torch.device) -> WaitUsed:
+        """Start to ask which of these parameters any rank used.
 
         Called before the bucket is communicated: collectives must start in the same order on all
         ranks, and an inner hook may start some of its collectives later, from a callback.
         """
-        if self._usage is None:
-            return None
+        if self._usage is None or not params:
+            return lambda: [True] * len(params)
         return self._usage.exchange([self._names.get(id(one), "") for one in params], device)
 
     def communicate(self, inner: Hook, state: Any, bucket: dist.GradBucket) -> Communication:
@@ -95,10 +134,19 @@ class BucketDriver:
         The mean of torch's ``allreduce_hook`` is computed here instead: a thread of gloo would call
         and free the hook's callback.
         """
+        if self._before is not None:
+            self._before.block()
         if inner is allreduce_hook and (state is None or isinstance(state, dist.ProcessGroup)):
-            return AllReduceMean(self.group if state is None else state, bucket.buffer())
-        keep_group_alive(self, self.group)
-        return HookResult(bucket.buffer(), inner(state, bucket))
+            found: Communication = AllReduceMean(
+                self.group if state is None else state, bucket.buffer()
+            )
+        else:
+            keep_group_alive(self, self.group)
+            found = HookResult(bucket.buffer(), inner(state, bucket))
+        if self._in_order and self._is_last:
+            found.block()  # before collectives that DDP starts at the end of backward
+        self._before = found if self._in_order and not self._is_last else None
+        return found
 
     def submit(
         self,
@@ -136,60 +184,3 @@ class BucketDriver:
                 raise
 
         return self.queue.submit(run, device, ready=ready)
-
-
-def used_flags(used: UsedFlags | None, count: int) -> list[bool]:
-    """Wait, and return for each of ``count`` parameters True if it is to be stepped."""
-    return [True] * count if used is None else used.wait()
-
-
-class Iteration:
-    """Parameters that the buckets of the current iteration have brought so far, of all to step."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = frozenset(names)
-        self._seen: set[str] = set()
-        self._backward = -1
-        self._of_backward: set[str] = set()
-
-    def add_bucket(self, index: int, names: Sequence[str], backward: int = -1) -> None:
-        """Add the parameters of a bucket.
-
-        ``backward`` is the number of the backward pass, if known: buckets of two modules that share
-        a parameter come in the same pass.
-
-        Raises:
-            RuntimeError: a parameter that came before in this iteration; with the first bucket of
-                an iteration, a parameter that never came in the last one.
-        """
-        if index == 0 and self._seen:
-            missing = sorted(self._names - self._seen)
-            self._seen = set()
-            raise RuntimeError(
-                "the last iteration ended before all buckets were stepped; never stepped: "
-                f"{format_names(missing)}. A backward pass failed or was cut short: restart from a "
-                "checkpoint, since ranks may differ now"
-            )
-        if backward != self._backward:
-            self._backward, self._of_backward = backward, set()
-        of_backward = self._of_backward if backward >= 0 else set()
-        for name in names:
-            if name in self._seen or name in of_backward:
-                self._seen = set()
-                raise RuntimeError(
-                    f"the parameter {name!r} came twice in one iteration and would be stepped "
-                    "twice; register one step hook per parameter, on one DDP module"
-                )
-            self._seen.add(name)
-        self._of_backward.update(names)
-
-    def finish(self) -> None:
-        """End the iteration; raise RuntimeError if a parameter was in no bucket."""
-        missing = sorted(self._names - self._seen)
-        self._seen = set()
-        if missing:
-            raise RuntimeError(
-                "these parameters were in no bucket and were never stepped: "
-                f"{format_names(missing)}. They must require gradients when DDP wraps the module; "
-                "leave others out of params="
-            )

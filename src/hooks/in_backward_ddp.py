@@ -29,8 +29,8 @@ from functional_optim._torch import (
 from functional_optim.core.dynamo import disable_compile
 from hooks.buckets import bucket_gradients, reduced_parameters
 from hooks.communication import Communication
-from hooks.driver import BucketDriver, used_flags
-from hooks.usage import UsedFlags, may_leave_unused
+from hooks.driver import BucketDriver, WaitUsed
+from hooks.usage import may_leave_unused
 
 Module = DistributedDataParallel
 
@@ -283,19 +283,19 @@ class BackwardStepper:
         params, buffer = bucket.parameters(), bucket.buffer()
         own = [self._own[id(param)] for param in params if id(param) in self._own]
         self._driver.add_bucket(position, own)
-        used = self._driver.exchange_used(params, buffer.device)
+        wait_used = self._driver.exchange_used(params, buffer.device)
         communication = self._driver.communicate(allreduce_hook, None, bucket)
         return self._driver.submit(
-            position.number, lambda: self._step(communication, used, params), buffer.device
+            position.number, lambda: self._step(communication, wait_used, params), buffer.device
         )
 
     @disable_compile
     def _step(
-        self, communication: Communication, used: UsedFlags | None, params: Sequence[Tensor]
+        self, communication: Communication, wait_used: WaitUsed, params: Sequence[Tensor]
     ) -> Tensor:
         buffer = communication.wait()
-        gradients, flags = bucket_gradients(buffer, params), used_flags(used, len(params))
-        for param, gradient, is_used in zip(params, gradients, flags, strict=True):
+        gradients = bucket_gradients(buffer, params)
+        for param, gradient, is_used in zip(params, gradients, wait_used(), strict=True):
             if not is_used or id(param) not in self._own:
                 continue
             # Kept until the end of backward: DDP copies the bucket to .grad, now onto itself.

@@ -14,10 +14,9 @@ from functional_optim import State
 from functional_optim.core.dynamo import disable_compile
 from hooks.buckets import bucket_gradients
 from hooks.communication import Communication
-from hooks.driver import BucketDriver, Hook, used_flags
+from hooks.driver import BucketDriver, Hook, WaitUsed
 from hooks.optimizer_state import OptimizerState
 from hooks.profiling import named_range
-from hooks.usage import UsedFlags
 
 RANGE = "functional_optim.step_hook"
 """Name of a step in traces of torch.profiler."""
@@ -132,22 +131,15 @@ def build_hook(
     optimizer_state: OptimizerState, inner_hook: Hook = allreduce_hook, *, in_order: bool = False
 ) -> Hook:
     """Return the hook of :func:`step_hook`, without registering it."""
-    stepper = _Stepper(optimizer_state)
-    before: list[Communication] = []
+    stepper = _Stepper(optimizer_state, in_order=in_order)
 
     @disable_compile
     def hook(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-        if in_order and before:
-            before.pop().block()
-        own, used = stepper.add_bucket(bucket)
+        own, wait_used = stepper.add_bucket(bucket)
         communication = stepper.driver.communicate(inner_hook, state, bucket)
-        if in_order and own.last:
-            communication.block()  # before collectives that DDP starts at the end of backward
-        elif in_order:
-            before.append(communication)
         return stepper.driver.submit(
             own.number,
-            lambda: stepper.step(own, used, communication),
+            lambda: stepper.step(own, wait_used, communication),
             bucket.buffer().device,
             ready=communication.ready,
         )
@@ -158,18 +150,19 @@ def build_hook(
 class _Stepper:
     """State of the hook between buckets."""
 
-    def __init__(self, optimizer_state: OptimizerState) -> None:
+    def __init__(self, optimizer_state: OptimizerState, *, in_order: bool) -> None:
         self._state = optimizer_state
         self.driver = BucketDriver(
             optimizer_state.process_group,
             optimizer_state.reduced,
             optimizer_state.params,
             may_leave_unused=optimizer_state.may_leave_unused,
+            in_order=in_order,
         )
         self.driver.expect(optimizer_state.params)
         self._waiting: list[tuple[_Bucket, list[bool]]] = []
 
-    def add_bucket(self, bucket: dist.GradBucket) -> tuple[_Bucket, UsedFlags | None]:
+    def add_bucket(self, bucket: dist.GradBucket) -> tuple[_Bucket, WaitUsed]:
         """Add a bucket, and start to ask which of its parameters were used."""
         position = self.driver.position_of(bucket)
         buffer, params = bucket.buffer(), bucket.parameters()
@@ -184,14 +177,14 @@ class _Stepper:
         self.driver.add_bucket(position, own.names)
         return own, self.driver.exchange_used(stepped, buffer.device)
 
-    def step(self, own: _Bucket, used: UsedFlags | None, communication: Communication) -> Tensor:
+    def step(self, own: _Bucket, wait_used: WaitUsed, communication: Communication) -> Tensor:
         """Wait for a bucket, and step its parameters; with the last bucket, those that wait."""
         if own.number == 0:
             self._waiting = []
         reduced = communication.wait()
         if reduced.is_sparse:  # a sparse result has no views
             own = own._replace(gradients=[reduced] * len(own.gradients))
-        self._waiting.append((own, used_flags(used, len(own.names))))
+        self._waiting.append((own, wait_used()))
         if own.last or not self._state.measured:
             waiting, self._waiting = self._waiting, []
             self._step_buckets(waiting)

@@ -4,22 +4,41 @@ from collections.abc import Sequence
 
 import pytest
 
-from hooks.driver import Iteration
+from hooks.buckets import BucketPosition
+from hooks.driver import BucketDriver
+from sharding.transport.local import LocalWorld
 from tests.choices import case
 
 NAMES = ("a", "b", "c", "d")
 
 
-def run(iteration: Iteration, buckets: Sequence[str]) -> None:
-    for index, names in enumerate(buckets):
-        iteration.add_bucket(index, list(names))
-    iteration.finish()
+def driver_of(names: Sequence[str]) -> BucketDriver:
+    group = LocalWorld(1).run(lambda group: group)[0]
+    driver = BucketDriver(group, [], {}, may_leave_unused=False)
+    driver.expect(names)
+    return driver
+
+
+def add(
+    driver: BucketDriver,
+    number: int,
+    names: Sequence[str],
+    *,
+    last: bool = False,
+    backward: int = -1,
+) -> None:
+    driver.add_bucket(BucketPosition(number, last, backward), names)
+
+
+def run(driver: BucketDriver, buckets: Sequence[str]) -> None:
+    for number, names in enumerate(buckets):
+        add(driver, number, list(names), last=number == len(buckets) - 1)
 
 
 def test_every_parameter_once_again_and_again() -> None:
-    iteration = Iteration(NAMES)
+    driver = driver_of(NAMES)
     for buckets in (["dc", "b", "a"], ["abcd"], ["c", "", "dba"]):
-        run(iteration, buckets)
+        run(driver, buckets)
 
 
 WRONG: dict[str, tuple[Sequence[str], str]] = {
@@ -33,35 +52,38 @@ WRONG: dict[str, tuple[Sequence[str], str]] = {
 def test_a_parameter_that_does_not_come_once_is_named() -> None:
     """The error names the parameter and ends the iteration, so the next one can begin."""
     for name, (buckets, text) in WRONG.items():
-        iteration = Iteration(NAMES)
+        driver = driver_of(NAMES)
         for _ in range(2):
             with case(wrong=name), pytest.raises(RuntimeError, match=text):
-                run(iteration, buckets)
+                run(driver, buckets)
 
 
 def test_of_many_some_are_named() -> None:
-    iteration = Iteration([f"layer{number}" for number in range(8)])
-    iteration.add_bucket(0, ["layer0"])
+    driver = driver_of([f"layer{number}" for number in range(8)])
     with pytest.raises(RuntimeError, match=r"'layer1', .*'layer5' and 2 more\. "):
-        iteration.finish()
+        add(driver, 0, ["layer0"], last=True)
 
 
 def test_an_iteration_cut_short_is_noticed_by_the_next() -> None:
-    iteration = Iteration(NAMES)
-    iteration.add_bucket(0, ["d", "c"])
+    driver = driver_of(NAMES)
+    add(driver, 0, ["d", "c"])
     with pytest.raises(RuntimeError, match=r"never stepped: 'a', 'b'\. .*from a checkpoint"):
-        iteration.add_bucket(0, ["d", "c"])
-    iteration.add_bucket(0, ["d", "c"])
-    iteration.add_bucket(1, ["b", "a"])
-    iteration.finish()
+        add(driver, 0, ["d", "c"])
+    add(driver, 0, ["d", "c"])
+    add(driver, 1, ["b", "a"], last=True)
 
 
 def test_two_modules_in_one_backward_are_noticed() -> None:
     """Two modules that bring all parameters in one backward pass cause an error."""
-    iteration = Iteration(NAMES)
-    iteration.add_bucket(0, NAMES, backward=7)
-    iteration.finish()
+    driver = driver_of(NAMES)
+    add(driver, 0, NAMES, last=True, backward=7)
     with pytest.raises(RuntimeError, match=r"'a' came twice"):
-        iteration.add_bucket(0, NAMES, backward=7)
-    iteration.add_bucket(0, NAMES, backward=8)
-    iteration.finish()
+        add(driver, 0, NAMES, last=True, backward=7)
+    add(driver, 0, NAMES, last=True, backward=8)
+
+
+def test_an_iteration_that_stepped_nothing_is_not_missed() -> None:
+    driver = driver_of(NAMES)
+    add(driver, 0, [])
+    add(driver, 0, [])
+    add(driver, 1, NAMES, last=True)

@@ -12,12 +12,20 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import adamw, chain, clip_by_global_norm
-from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
+from functional_optim import adamw, chain, clip_by_global_norm, sgd
+from hooks import (
+    OptimizerState,
+    hook_with_zero_step,
+    hook_with_zero_step_interleaved,
+    step_hook,
+    zero_step_hook,
+)
+from hooks.step_hook import build_hook
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 
@@ -245,3 +253,51 @@ def test_an_option_that_asks_for_state_once_buckets_are_prepared(kind: str) -> N
             assert torch.equal(param, wanted)
         ddp.zero_grad()
         alone.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "make_hook", [hook_with_zero_step, hook_with_zero_step_interleaved, step_hook]
+)
+def test_in_order_a_bucket_is_waited_for_before_the_next_one(make_hook: Any) -> None:
+    """A ZeRO hook waited for each bucket at once, so that backward did not go on meanwhile."""
+    module = nn.Sequential(nn.Linear(3, 40), nn.Linear(40, 1))
+    group = LocalWorld(1).groups[0]
+    ddp = DistributedDataParallel(module, process_group=group, bucket_cap_mb=1e-4)
+    returned, started, seen = threading.Event(), list[Any](), list[bool]()
+
+    def inner(_: Any, bucket: Any) -> Any:
+        seen.append(all(one.done() for one in started))
+        found: Any = torch.futures.Future()
+        started.append(found)
+        if bucket.is_last():  # waited for at once
+            found.set_result(bucket.buffer())
+            return found
+
+        def finish() -> None:
+            seen.append(returned.wait(20.0))
+            found.set_result(bucket.buffer())
+
+        threading.Thread(target=finish).start()
+        return found
+
+    if make_hook is step_hook:
+        hook = build_hook(OptimizerState(sgd(lr=0.5), ddp), inner, in_order=True)
+    else:
+        pairs = list(module.named_parameters())
+        zero = ZeroRedundancyOptimizer(pairs, sgd(lr=0.5), group, overlap_with_ddp=True)
+        hook = make_hook(inner, ddp, zero, in_order=True)
+
+    def noted(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        found = hook(state, bucket)
+        returned.set()
+        return found
+
+    ddp.register_comm_hook(None, noted)
+    loss(ddp).backward()  # the first pass has one bucket
+    returned.clear()
+    started.clear()
+    seen.clear()
+    ddp.zero_grad()
+    loss(ddp).backward()
+    assert len(started) > 1
+    assert all(seen)

@@ -206,14 +206,12 @@ def _build_zero_hook(
     sharded_paths(ddp, zero, all_of_ddp=False)  # before the collective that creates a group
     group = ddp.process_group
     gathers = make_transport(gather_group(group), gather_device(zero))
-    overlap = Overlap(ddp, zero, gathers, clipping, hold=hold, all_of_ddp=False)
+    overlap = Overlap(ddp, zero, gathers, clipping, hold=hold, all_of_ddp=False, in_order=in_order)
 
     def call(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-        zero_bucket, used = overlap.add_bucket(bucket)
+        zero_bucket, wait_used = overlap.add_bucket(bucket)
         with overlap.roll_call.on_failure(f"the inner hook of bucket {zero_bucket.number}"):
             communication = overlap.driver.communicate(inner, state, bucket)
-            if in_order:
-                communication.block()
-        return overlap.submit(zero_bucket, used, communication.wait, ready=communication.ready)
+        return overlap.submit(zero_bucket, wait_used, communication.wait, ready=communication.ready)
 
     return ZeroHook(name, overlap, call)

@@ -3,7 +3,6 @@
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -16,9 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from functional_optim._torch import current_graph_task_id, is_joining
 from functional_optim.core.dynamo import disable_compile
 from hooks.buckets import reduced_parameters
-from hooks.driver import BucketDriver
+from hooks.driver import BucketDriver, WaitUsed
 from hooks.profiling import named_range
-from hooks.usage import UsedFlags, may_leave_unused
+from hooks.usage import may_leave_unused
 from hooks.zero.bucket import BucketCache, ZeroBucket
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
@@ -56,6 +55,7 @@ class Overlap:
         hold: True to step all buckets after the last one is communicated, not each bucket at once.
         into_forward: True to let gathers continue after backward.
         all_of_ddp: True if ``zero`` must have every parameter that DDP reduces.
+        in_order: as for :class:`~hooks.driver.BucketDriver`.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Overlap:
         hold: bool,
         into_forward: bool = False,
         all_of_ddp: bool,
+        in_order: bool = False,
     ) -> None:
         # A weak reference: the reducer of the module refers to the hook, and Python would never
         # free such a cycle.
@@ -84,7 +85,11 @@ class Overlap:
         self._hold = hold or waits
         reduced = reduced_parameters(ddp)
         self.driver = BucketDriver(
-            ddp.process_group, reduced.values(), reduced, may_leave_unused=may_leave_unused(ddp)
+            ddp.process_group,
+            reduced.values(),
+            reduced,
+            may_leave_unused=may_leave_unused(ddp),
+            in_order=in_order,
         )
         self._find_paths(ddp)
         # Parameters that are frozen now have no hook that would record their use.
@@ -103,7 +108,7 @@ class Overlap:
 
     # ---------------------------------------------------------------------- called in DDP's thread
 
-    def add_bucket(self, bucket: dist.GradBucket) -> tuple[ZeroBucket, UsedFlags | None]:
+    def add_bucket(self, bucket: dist.GradBucket) -> tuple[ZeroBucket, WaitUsed]:
         """Add a bucket, and start to ask which of its parameters were used.
 
         Called before the bucket is communicated, because the question is a collective too.
@@ -117,16 +122,7 @@ class Overlap:
                 self._find_paths(ddp)
             self._check_frozen()
         zero_bucket = self._buckets.get(bucket, position)
-        try:
-            self.driver.add_bucket(position, zero_bucket.paths)
-        except RuntimeError:
-            with suppress(RuntimeError):  # the same error, for this rank's part only
-                self._zero.end_iteration()
-            raise
-        if zero_bucket.number == 0:
-            self._zero.begin_iteration()
-        if not zero_bucket.members:
-            return zero_bucket, None
+        self.driver.add_bucket(position, zero_bucket.paths)
         with self.roll_call.on_failure(f"the communication of bucket {zero_bucket.number}"):
             return zero_bucket, self.driver.exchange_used(
                 zero_bucket.params, zero_bucket.buffer.device
@@ -150,7 +146,7 @@ class Overlap:
     def submit(
         self,
         bucket: ZeroBucket,
-        used: UsedFlags | None,
+        wait_used: WaitUsed,
         wait_reduced: Callable[[], object],
         *,
         ready: bool = True,
@@ -167,7 +163,7 @@ class Overlap:
         self._mark_changed(bucket)
         return self.driver.submit(
             bucket.number,
-            lambda: self._process(bucket, used, wait_reduced, joining, without_data),
+            lambda: self._process(bucket, wait_used, wait_reduced, joining, without_data),
             bucket.buffer.device,
             ready=ready,
         )
@@ -207,17 +203,17 @@ class Overlap:
     def _process(
         self,
         bucket: ZeroBucket,
-        used: UsedFlags | None,
+        wait_used: WaitUsed,
         wait_reduced: Callable[[], object],
         joining: bool,
         without_data: bool,
     ) -> Tensor:
-        unused = self._wait_for_bucket(bucket, used, wait_reduced)
+        unused = self._wait_for_bucket(bucket, wait_used, wait_reduced)
         self._step_or_hold(bucket, unused)
         if bucket.last:
             if self._hold:
                 self._step_all(without_data)
-            self._zero.end_iteration()
+            self._zero.mark_stepped()
             if joining or not self._into_forward:
                 self._wait_for_gathers()
         return bucket.buffer
@@ -225,7 +221,7 @@ class Overlap:
     def _wait_for_bucket(
         self,
         bucket: ZeroBucket,
-        used: UsedFlags | None,
+        wait_used: WaitUsed,
         wait_reduced: Callable[[], object],
     ) -> frozenset[str]:
         """Wait for messages of other ranks; return the paths of parameters that no rank used.
@@ -234,16 +230,12 @@ class Overlap:
         """
         with self.roll_call.on_failure(f"the communication of bucket {bucket.number}"):
             wait_reduced()
-            if used is None:
-                return frozenset()
-            flags = used.wait()
+            flags = wait_used()
         return frozenset(
             path for path, is_used in zip(bucket.paths, flags, strict=True) if not is_used
         )
 
     def _step_or_hold(self, bucket: ZeroBucket, unused: frozenset[str]) -> None:
-        if unused:
-            self._zero.skip(unused)
         plan = self._zero.plan
         owned = bucket.owned_gradients(plan.shard_rank(self._gathers.rank), unused)
         if not self._hold:
@@ -276,10 +268,7 @@ class Overlap:
         """Unscale and clip gradients; return False if the step is skipped."""
         squares = self._sum_addends(sum_vector).item()
         gradients = [gradient for one in buckets for gradient in one.gradients]
-        if self.clipping.apply(gradients, squares, without_data=without_data):
-            return True
-        self._zero.skip([path for one in buckets for path in one.paths])
-        return False
+        return self.clipping.apply(gradients, squares, without_data=without_data)
 
     @disable_compile
     def _step(

@@ -136,7 +136,7 @@ def zero_step_hook(
         overlap.handles += ForwardWaits(ddp.module, paths, wait_for).handles
 
     def call(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-        zero_bucket, used = overlap.add_bucket(bucket)
-        return overlap.submit(zero_bucket, used, Reduction(reductions, zero_bucket).wait)
+        zero_bucket, wait_used = overlap.add_bucket(bucket)
+        return overlap.submit(zero_bucket, wait_used, Reduction(reductions, zero_bucket).wait)
 
     return ZeroHook("zero_step_hook", overlap, call)

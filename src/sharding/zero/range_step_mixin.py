@@ -83,7 +83,7 @@ class RangeStepMixin(AveragedParams):
         Raises:
             RuntimeError: the last iteration did not end; names the ranges that were not stepped.
         """
-        self._steps.tracker.begin(self._own.every())
+        self._steps.begin_iteration()
 
     def end_iteration(self) -> None:
         """End an iteration.
@@ -92,7 +92,11 @@ class RangeStepMixin(AveragedParams):
             RuntimeError: names owned trainable parameters that were neither stepped nor declared
                 unused.
         """
-        self._steps.tracker.end(self._own.every())
+        self._steps.end_iteration()
+        self.mark_stepped()
+
+    def mark_stepped(self) -> None:
+        """Note a step of all ranks: delete collected state, and let schedulers see the step."""
         self._collected = None  # also on a rank that owned nothing
         self._opt_called = True  # else torch's schedulers warn that there was no step
 
@@ -105,7 +109,7 @@ class RangeStepMixin(AveragedParams):
         declared = list(paths)
         for path in declared:
             self.plan.index_of(path)
-        self._steps.tracker.skip(declared)
+        self._steps.skip(declared)
 
     def step_owned(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> None:
         """Step some ranges in place, with the current options of ``param_groups``.
