@@ -74,7 +74,7 @@ def lost_in(what: str, *, dies: bool) -> str:
     }
     place: tuple[Any, str] = {
         "total": (zero, "total"),
-        "scaler": (step_agreement, "_is_inf_anywhere"),
+        "scaler": (step_agreement, "exchange_status"),
     }.get(what, (norm, "_reduce_addends"))
     give_gradients()
     zero.step()

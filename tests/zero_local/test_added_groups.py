@@ -134,7 +134,8 @@ def test_a_replicated_plan_is_extended_by_the_named_policy() -> None:
     """The name was ignored: added parameters were assigned by the policy of the plan."""
 
     def pieces_of_added(group: Any, policy: str) -> int:
-        params = [(name, nn.Parameter(torch.ones(64))) for name in ("first", "added")]
+        sizes = {"first": 64, "added": 500}
+        params = [(name, nn.Parameter(torch.ones(size))) for name, size in sizes.items()]
         nodes = partial(hierarchical, node_size=2, within="largest_first")
         given = ZeroRedundancyOptimizer(params[:1], adamw(0.1), group, policy=nodes).plan
         zero = ZeroRedundancyOptimizer(params[:1], adamw(0.1), group, plan=given, policy=policy)

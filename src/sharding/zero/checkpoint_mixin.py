@@ -9,9 +9,8 @@ from torch import Tensor
 from functional_optim.core.format import format_value
 from functional_optim.frontends.torch_checkpoint import with_group_steps
 from sharding.shard_plan import ShardPlan
-from sharding.zero.full_state_dict import ConsolidatedState, gather_full_state
+from sharding.zero.full_state_dict import gather_full_state
 from sharding.zero.old_checkpoint import read_state_dict
-from sharding.zero.optimizer_parts import OptimizerParts
 from sharding.zero.range_step_mixin import RangeStepMixin
 from sharding.zero.shard_state import ShardState
 from sharding.zero.sharded_state_dict import sharded_groups, sharded_states
@@ -69,19 +68,6 @@ class CheckpointMixin(RangeStepMixin):
         every = self._own.by_path.items()
         return {path: [one.tensor for one in shards] for path, shards in every}
 
-    @property
-    def _parts(self) -> OptimizerParts:
-        return OptimizerParts(
-            self.plan,
-            self.params,
-            self.param_groups,
-            self.optim,
-            None if self._local is None else self._own,
-            self.process_group,
-            self.join_device,
-            self._sum_transports,
-        )
-
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect the state of all ranks on one rank's CPU, for :meth:`state_dict`. Collective.
 
@@ -99,14 +85,14 @@ class CheckpointMixin(RangeStepMixin):
             ValueError: ``to`` is not a rank.
         """
         self._collected = None
-        self._collected = ConsolidatedState(to, gather_full_state(self._parts, to))
+        self._collected = to, gather_full_state(self, to)
 
     def _check_has_state(self) -> None:
         """Raise an error if :meth:`state_dict` cannot return a state on this rank."""
         found = self._collected
-        if found is not None and found.states is None:
+        if found is not None and found[1] is None:
             raise RuntimeError(
-                f"the state of all ranks was collected on rank {found.to} of the process group, "
+                f"the state of all ranks was collected on rank {found[0]} of the process group, "
                 f"and this is rank {self.rank}: call state_dict() there, or call "
                 f"consolidate_state_dict(to={self.rank}) on all ranks. After the next step, "
                 "state_dict() has this rank's part"
@@ -156,13 +142,14 @@ class CheckpointMixin(RangeStepMixin):
 def write_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
     """Write the collected state, or this rank's part, into a state dict, before any other hook."""
     assert isinstance(optimizer, CheckpointMixin)
-    found, parts = optimizer._collected, optimizer._parts  # noqa: SLF001
-    whole = None if found is None else found.states
-    state: dict[Any, Any] = sharded_states(parts) if whole is None else dict(whole)
+    collected, shards = optimizer._collected, optimizer.shards  # noqa: SLF001
+    whole = None if collected is None else collected[1]
+    state: dict[Any, Any] = sharded_states(optimizer) if whole is None else dict(whole)
     groups = []
     for number, group in enumerate(state_dict["param_groups"]):
-        groups.append({**group, **parts.schema_of(number).options})
-        if parts.shards is not None and not parts.shards.recipes.of(number).optimizer.links:
+        recipe = None if shards is None else shards.recipes.of(number)
+        groups.append({**group, **({} if recipe is None else recipe.form.options)})
+        if recipe is not None and not recipe.optimizer.links:
             for key in group["params"]:  # frozen: as TorchOptimizer writes it
                 state.setdefault(key, {})
     state_dict["state"] = state

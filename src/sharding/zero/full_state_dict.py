@@ -1,15 +1,16 @@
 """State of all ranks as one torch.optim state dict, gathered on one rank."""
 
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sharding.transport import TransportError
 from sharding.zero.collective import run_on_all_ranks
-from sharding.zero.optimizer_parts import OptimizerParts
+from sharding.zero.local_shards import LocalShards
 from sharding.zero.params import indices_of
+from sharding.zero.range_step_mixin import RangeStepMixin
 from sharding.zero.state_layout import StateLayouts, to_class_entries
 from sharding.zero.stream import Stream, check_can_send, empty_copy, list_tensors
 
@@ -17,22 +18,13 @@ States = dict[int, dict[Any, Any]]
 """The entries of torch.optim, by the number of the parameter."""
 
 
-class ConsolidatedState(NamedTuple):
-    """State of all ranks, gathered on one rank after the last step."""
-
-    to: int
-    """The rank that has the state."""
-    states: States | None
-    """The state, on that rank."""
-
-
-def gather_full_state(parts: OptimizerParts, to: int) -> States | None:
+def gather_full_state(zero: RangeStepMixin, to: int) -> States | None:
     """Gather the state of every rank on the CPU of one rank; None on other ranks. Collective.
 
     Other ranks hold only their own part, and a chunk.
 
     Args:
-        parts: of the optimizer.
+        zero: the optimizer.
         to: the target rank, in the process group.
 
     Raises:
@@ -44,24 +36,24 @@ def gather_full_state(parts: OptimizerParts, to: int) -> States | None:
     own: list[Any] = []
 
     def prepare() -> int:
-        size = parts.process_group.size()
+        size = zero.process_group.size()
         if to not in range(size):
             raise ValueError(f"to must be a rank of the process group, 0 to {size - 1}, got {to!r}")
-        if parts.rank < parts.plan.shard_ranks:  # only the first replica sends
-            own.append(local_content(parts))
+        if zero.rank < zero.plan.shard_ranks:  # only the first replica sends
+            own.append(local_content(zero))
             check_can_send(own)
         return to
 
     # Errors must be raised before the first message, since another rank may wait for the second.
     told = run_on_all_ranks(
-        parts.process_group, parts.device, "prepare its state to be collected", prepare
+        zero.process_group, zero.join_device, "prepare its state to be collected", prepare
     )
     if len(set(told)) > 1:
         raise ValueError(f"to must be the same on all ranks, got {told}, in the order of ranks")
-    if parts.rank == to:
-        return _receive_states(parts, own[0] if own else None)
-    if parts.rank < parts.plan.shard_ranks:
-        stream = Stream(parts.process_group, to, parts.device)
+    if zero.rank == to:
+        return _receive_states(zero, own[0] if own else None)
+    if zero.rank < zero.plan.shard_ranks:
+        stream = Stream(zero.process_group, to, zero.join_device)
         error = stream.receive()
         if error is not None:
             raise TransportError(error)
@@ -69,16 +61,16 @@ def gather_full_state(parts: OptimizerParts, to: int) -> States | None:
     return None
 
 
-def _receive_states(parts: OptimizerParts, own: Any) -> States:
+def _receive_states(zero: RangeStepMixin, own: Any) -> States:
     """Receive the state of one rank after another. If a rank is lost, tell the remaining ranks."""
     found: dict[Any, Any] = {}
     streams = {
-        rank: Stream(parts.process_group, rank, parts.device)
-        for rank in range(parts.plan.shard_ranks)
-        if rank != parts.rank
+        rank: Stream(zero.process_group, rank, zero.join_device)
+        for rank in range(zero.plan.shard_ranks)
+        if rank != zero.rank
     }
-    whole = parts.shards is None
-    if parts.rank < parts.plan.shard_ranks:
+    whole = zero.shards is None
+    if zero.rank < zero.plan.shard_ranks:
         slots = _target_tensors(empty_copy(own), found, whole=whole)
         for into, value in zip(list_tensors(slots), list_tensors(own), strict=True):
             into.copy_(value)
@@ -92,25 +84,29 @@ def _receive_states(parts: OptimizerParts, own: Any) -> States:
                 with suppress(TransportError):
                     other.send(f"{type(error).__name__}: {error}")
             raise
-    return dict(sorted((found if whole else _to_torch_states(parts, found)).items()))
+    return dict(
+        sorted(
+            (found if zero.shards is None else _to_torch_states(zero, zero.shards, found)).items()
+        )
+    )
 
 
-def local_content(parts: OptimizerParts) -> Any:
+def local_content(zero: RangeStepMixin) -> Any:
     """Return the state of this rank in the form in which it is sent.
 
     For a class without functional equivalent, the entries by number of their parameter. Otherwise,
     by path and name of a state tensor, its shape and this rank's ranges, by their first element.
     """
-    if parts.shards is None:
-        numbers = indices_of(parts.groups)
+    if zero.shards is None:
+        numbers = indices_of(zero.param_groups)
         return {
-            numbers[id(param)]: dict(parts.optim.state[param])
-            for one in parts.plan.owned(parts.rank)
-            if (param := parts.params[one.path]) in parts.optim.state
+            numbers[id(param)]: dict(zero.optim.state[param])
+            for one in zero.plan.owned(zero.rank)
+            if (param := zero.params[one.path]) in zero.optim.state
         }
     found: dict[str, dict[str, tuple[tuple[int, ...], dict[int, Tensor]]]] = {}
-    for shard, entries in parts.with_state():
-        chain = parts.shards.chain_of(shard, parts.groups)
+    for shard, entries in zero.shards.iter_entries(zero.param_groups):
+        chain = zero.shards.chain_of(shard, zero.param_groups)
         for name, tensor in entries.items():
             shape, start = shard.position_of(chain, name, tensor)
             if start or not shard.start:  # other state belongs to the owner of the first element
@@ -135,14 +131,16 @@ def _target_tensors(content: Any, found: dict[Any, Any], *, whole: bool) -> Any:
     return slots
 
 
-def _to_torch_states(parts: OptimizerParts, states: dict[str, dict[str, Tensor]]) -> States:
+def _to_torch_states(
+    zero: RangeStepMixin, shards: LocalShards, states: dict[str, dict[str, Tensor]]
+) -> States:
     """Return entries as the imitated class writes them, by the number of their parameter."""
-    numbers, found = indices_of(parts.groups), States()
-    layouts = StateLayouts(parts.known_shards, parts.groups)
-    for path, param, layout in layouts.named(parts.params, states):
+    numbers, found = indices_of(zero.param_groups), States()
+    layouts = StateLayouts(shards, zero.param_groups)
+    for path, param, layout in layouts.named(zero.params, states):
         entries = layout.plain.entries_of(states.pop(path))
         fields, late = layout.plain.dtypes, layout.starts_late
-        written = to_class_entries(entries, parts.schema, fields, starts_late=late)
+        written = to_class_entries(entries, shards.recipe.form, fields, starts_late=late)
         if written:
             number = numbers[id(param)]
             found[number] = {key: _like_param(one, param) for key, one in written.items()}

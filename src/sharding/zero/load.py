@@ -16,9 +16,8 @@ from functional_optim.storage.conversion import encode_entries
 from sharding.checkpoint.flat_ranges import elements_of, has_parts, whole_of
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
-from sharding.zero.optimizer_parts import OptimizerParts
+from sharding.zero.range_step_mixin import RangeStepMixin
 from sharding.zero.shard_optimizer import ShardOptimizer
-from sharding.zero.shard_steps import ShardSteps
 from sharding.zero.sharded_state_dict import check_own_parts
 from sharding.zero.state_layout import (
     StateLayout,
@@ -32,32 +31,32 @@ from sharding.zero.state_layout import (
 Entries = Mapping[str, Any]
 
 
-def load(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> None:
+def load(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> None:
     """Load this rank's part of a state dict. If that raises, nothing has changed."""
     state_dict = {
         **state_dict,
-        "param_groups": match_by_name(state_dict["param_groups"], parts.groups),
+        "param_groups": match_by_name(state_dict["param_groups"], zero.param_groups),
     }
-    groups = _build_groups(parts, state_dict)
-    steps = parts.optim.local if isinstance(parts.optim, ShardOptimizer) else None
+    groups = _build_groups(zero, state_dict)
+    steps = zero.optim if isinstance(zero.optim, ShardOptimizer) else None
     if steps is not None and steps.chains is not None:
         steps.chains.check_shared(state_dict["param_groups"])
-    states = _states_by_path(parts, state_dict)
-    check_own_parts(parts, states)
+    states = _states_by_path(zero, state_dict)
+    check_own_parts(zero, states)
     if steps is None:
-        _load_foreign(parts, states)
+        _load_foreign(zero, states)
     else:
         counts = [group.get("step") for group in state_dict["param_groups"]]
-        trained = _trained_paths(parts, states)
+        trained = _trained_paths(zero, states)
         with _shared_scalars_loaded(steps, groups, trained):
-            _load_shards(parts, steps.owned, groups, states, counts)
-    for group, new in zip(parts.groups, groups, strict=True):
+            _load_shards(zero, steps.owned, groups, states, counts)
+    for group, new in zip(zero.param_groups, groups, strict=True):
         group.update(options_of(new))
 
 
 @contextmanager
 def _shared_scalars_loaded(
-    steps: ShardSteps, groups: Sequence[dict[str, Any]], trained: Iterable[str]
+    steps: ShardOptimizer, groups: Sequence[dict[str, Any]], trained: Iterable[str]
 ) -> Iterator[None]:
     """Load shared scalars, if there are any, from groups, unless the block raises an error.
 
@@ -73,10 +72,10 @@ def _shared_scalars_loaded(
     steps.mark_trained(trained)
 
 
-def _build_groups(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _build_groups(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the parameter groups with the options of a state dict, checked."""
     saved = state_dict["param_groups"]
-    counts = [len(group["params"]) for group in parts.groups]
+    counts = [len(group["params"]) for group in zero.param_groups]
     saved_counts = [len(group["params"]) for group in saved]
     if counts != saved_counts:
         raise ValueError(
@@ -84,28 +83,28 @@ def _build_groups(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> list[
             f"{counts}; they must be the same"
         )
     every = enumerate(map(options_of, saved))
-    return [_with_options(parts, number, own_copy(options)) for number, options in every]
+    return [_with_options(zero, number, own_copy(options)) for number, options in every]
 
 
-def _with_options(parts: OptimizerParts, number: int, options: Mapping[str, Any]) -> dict[str, Any]:
+def _with_options(zero: RangeStepMixin, number: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a group with saved options. Raise ValueError if they decay weights in another way."""
-    group = parts.groups[number]
-    key, fixed = DECOUPLED, parts.schema_of(number).options
-    taken = dict(options)
+    group = zero.param_groups[number]
+    key, taken = DECOUPLED, dict(options)
     decays = options.get("weight_decay", group.get("weight_decay"))
-    if key not in group and parts.shards is not None:
-        told, here = bool(taken.pop(key, fixed.get(key, False))), bool(fixed.get(key, False))
+    if key not in group and zero.shards is not None:
+        here = bool(zero.shards.recipes.of(number).form.options.get(key, False))
+        told = bool(taken.pop(key, here))
         if told != here and decays:
             raise ValueError(
                 f"the state dict has {'decoupled' if told else 'coupled'} weight decay "
-                f"({key}={told}), this chain has not: {parts.shards.recipes.of(number).optimizer}"
+                f"({key}={told}), this chain has not: {zero.shards.recipes.of(number).optimizer}"
             )
     return {**group, **missing_flags(options, group), **taken}
 
 
-def _check_flags(parts: OptimizerParts, groups: Sequence[Mapping[str, Any]]) -> None:
+def _check_flags(zero: RangeStepMixin, groups: Sequence[Mapping[str, Any]]) -> None:
     """Raise ValueError for an option of new groups that is True, and unknown to this optimizer."""
-    for group, new in zip(parts.groups, groups, strict=True):
+    for group, new in zip(zero.param_groups, groups, strict=True):
         for name, value in new.items():
             if value is True and name not in group and name not in EXECUTION_OPTIONS:
                 raise ValueError(
@@ -114,11 +113,11 @@ def _check_flags(parts: OptimizerParts, groups: Sequence[Mapping[str, Any]]) -> 
                 )
 
 
-def _states_by_path(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> dict[str, Entries]:
+def _states_by_path(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> dict[str, Entries]:
     """Return the entries of each parameter, by path."""
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-    params = [param for group in parts.groups for param in group["params"]]
-    paths = {id(param): path for path, param in parts.params.items()}
+    params = [param for group in zero.param_groups for param in group["params"]]
+    paths = {id(param): path for path, param in zero.params.items()}
     by_number = {number: paths[id(param)] for number, param in zip(numbers, params, strict=True)}
     unknown = [number for number in state_dict["state"] if number not in by_number]
     if unknown:
@@ -130,7 +129,7 @@ def _states_by_path(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> dic
 
 
 def _load_shards(
-    parts: OptimizerParts,
+    zero: RangeStepMixin,
     shards: LocalShards,
     groups: Sequence[dict[str, Any]],
     states: Mapping[str, Entries],
@@ -145,10 +144,10 @@ def _load_shards(
         for shard in shards.every()
         if shard.has_state or states.get(shard.path)
     ]
-    _check_flags(parts, groups)
+    _check_flags(zero, groups)
     digits = [
         (param, layout, states[path])
-        for path, param, layout in layouts.named(parts.params, states)
+        for path, param, layout in layouts.named(zero.params, states)
         if needs_extra_digits(list(states[path] or ()), layout, param)
     ]
     shards.rebuild_states(groups, states)
@@ -159,7 +158,7 @@ def _load_shards(
         write_extra_digits(param, layout, entries)
 
 
-def _trained_paths(parts: OptimizerParts, states: Mapping[str, Entries]) -> list[str]:
+def _trained_paths(zero: RangeStepMixin, states: Mapping[str, Entries]) -> list[str]:
     """Return the paths of parameters that have a state, or may have one: the same on all ranks.
 
     In a part of a state dict, a rank sees only its own entries. Then trained parameters count.
@@ -168,7 +167,7 @@ def _trained_paths(parts: OptimizerParts, states: Mapping[str, Entries]) -> list
     return [
         path
         for path, entries in states.items()
-        if parts.params[path].requires_grad or (whole and entries)
+        if zero.params[path].requires_grad or (whole and entries)
     ]
 
 
@@ -199,14 +198,14 @@ def _read_part(
     return encode_entries(*own, part, shard.path, group_step=count)
 
 
-def _load_foreign(parts: OptimizerParts, states: Mapping[str, Entries]) -> None:
-    for one in parts.plan.owned(parts.rank):
-        param = parts.params[one.path]
+def _load_foreign(zero: RangeStepMixin, states: Mapping[str, Entries]) -> None:
+    for one in zero.plan.owned(zero.rank):
+        param = zero.params[one.path]
         entries = states.get(one.path)
         if entries:
-            parts.optim.state[param] = _copy_to_device(entries, param.device)
+            zero.optim.state[param] = _copy_to_device(entries, param.device)
         else:
-            parts.optim.state.pop(param, None)
+            zero.optim.state.pop(param, None)
 
 
 def _copy_to_device(value: Any, device: torch.device) -> Any:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from functional_optim.frontends.gradient_norms import addend, addends, clip, combine_addends, scale_
-from sharding.zero.groups import sum_over_ranks, vector_at, vector_of
-from sharding.zero.optimizer_parts import OptimizerParts
+from sharding.zero.groups import vector_at, vector_of
+from sharding.zero.range_step_mixin import RangeStepMixin
 
 
 def clip_gradients(
-    parts: OptimizerParts,
+    zero: RangeStepMixin,
     max_norm: float,
     norm_type: float,
     *,
@@ -24,40 +24,41 @@ def clip_gradients(
     Arguments as for :meth:`ZeroRedundancyOptimizer.clip_grad_norm_`. With ``alone``, measure all
     gradients on this rank, without communication.
     """
-    grads = [param.grad for param in parts.params.values() if param.grad is not None]
+    grads = [param.grad for param in zero.params.values() if param.grad is not None]
     total = clip(
-        lambda order: _reduce_addends(parts, order, alone=alone),
+        lambda order: _reduce_addends(zero, order, alone=alone),
         lambda factor: scale_(grads, factor),
         max_norm,
         norm_type,
         error_if_nonfinite=error_if_nonfinite,
     )
     wide = any(grad.dtype in {torch.float64, torch.complex128} for grad in grads)
-    return torch.tensor(total, dtype=torch.float64 if wide else torch.float32, device=parts.device)
+    return torch.tensor(
+        total, dtype=torch.float64 if wide else torch.float32, device=zero.join_device
+    )
 
 
-def _reduce_addends(parts: OptimizerParts, order: float, *, alone: bool) -> list[float]:
+def _reduce_addends(zero: RangeStepMixin, order: float, *, alone: bool) -> list[float]:
     """Return the addends to the norm, equal on all ranks: of parameters, or of their pieces.
 
     A maximum is taken over pieces. Each piece has one owner, so a sum over ranks is exact, and has
     every NaN, which a maximum over ranks may ignore.
     """
     if alone:
-        return addends([param.grad for param in parts.params.values()], order).tolist()
-    _check_sparse_gradients(parts)
+        return addends([param.grad for param in zero.params.values()], order).tolist()
+    _check_sparse_gradients(zero)
     if order == math.inf:
-        vector = _addends_of_pieces(parts, order)
+        vector = _addends_of_pieces(zero, order)
     else:
-        own = ((path, grad) for _, path, grad in _owned(parts))
-        vector = vector_of(addends_of(own, order), parts.plan)
-    transport = parts.transports[parts.device]
-    return sum_over_ranks([vector], vector.shape, parts.plan, transport, parts.device).tolist()
+        own = ((path, grad) for _, path, grad in _owned(zero))
+        vector = vector_of(addends_of(own, order), zero.plan)
+    return zero.sum_over_ranks([vector], vector.shape).tolist()
 
 
-def _addends_of_pieces(parts: OptimizerParts, order: float) -> Tensor:
+def _addends_of_pieces(zero: RangeStepMixin, order: float) -> Tensor:
     """Return an entry for each piece of the plan; zero for pieces of other ranks."""
-    found = {str(position): addend(grad, order) for position, _, grad in _owned(parts)}
-    return vector_at(found, {key: int(key) for key in found}, len(parts.plan.pieces))
+    found = {str(position): addend(grad, order) for position, _, grad in _owned(zero)}
+    return vector_at(found, {key: int(key) for key in found}, len(zero.plan.pieces))
 
 
 def addends_of(gradients: Iterable[tuple[str, Tensor]], order: float) -> dict[str, Tensor]:
@@ -69,23 +70,23 @@ def addends_of(gradients: Iterable[tuple[str, Tensor]], order: float) -> dict[st
     return found
 
 
-def _owned(parts: OptimizerParts) -> Iterator[tuple[int, str, Tensor]]:
+def _owned(zero: RangeStepMixin) -> Iterator[tuple[int, str, Tensor]]:
     """Yield the position, the path and the gradient of each piece of this rank."""
-    plan = parts.plan
-    positions = plan.positions_of_rank(parts.rank)
-    for position, one in zip(positions, plan.owned(parts.rank), strict=True):
-        grad = parts.params[one.path].grad
+    plan = zero.plan
+    positions = plan.positions_of_rank(zero.rank)
+    for position, one in zip(positions, plan.owned(zero.rank), strict=True):
+        grad = zero.params[one.path].grad
         if grad is not None:
             part = grad if one.whole else grad.reshape(-1)[one.start : one.stop]
             yield position, one.path, part
 
 
-def _check_sparse_gradients(parts: OptimizerParts) -> None:
+def _check_sparse_gradients(zero: RangeStepMixin) -> None:
     """Raise RuntimeError, on all ranks, for a sparse gradient of a parameter that is cut."""
-    for path, param in parts.params.items():
+    for path, param in zero.params.items():
         if param.grad is None or param.grad.layout == torch.strided:
             continue
-        if any(stop - start < param.numel() for _, start, stop in parts.plan.owners(path)):
+        if any(stop - start < param.numel() for _, start, stop in zero.plan.owners(path)):
             raise RuntimeError(
                 f"the gradient of {path!r} is sparse, and the parameter is cut between ranks; "
                 "take a policy that leaves parameters whole, or dense gradients"

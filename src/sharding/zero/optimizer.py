@@ -25,7 +25,6 @@ from sharding.zero.checkpoint_mixin import CheckpointMixin, write_states
 from sharding.zero.coalescing import MessagePlan
 from sharding.zero.group_recipes import GroupRecipes, build_zero_recipe
 from sharding.zero.groups import Transports, shard_group
-from sharding.zero.join import StepWithOthers
 from sharding.zero.load import load
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.norm import clip_gradients
@@ -34,8 +33,7 @@ from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import named_params, parse_group, parse_params
 from sharding.zero.plan import agree_on_plan, build_plan, extend_plan, named_policy
 from sharding.zero.shard_optimizer import ShardOptimizer, load_with_hooks
-from sharding.zero.shard_steps import ShardSteps
-from sharding.zero.step_agreement import agree_on_step
+from sharding.zero.step_agreement import StepWithOthers, agree_on_step
 
 
 class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
@@ -153,16 +151,14 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         if self.plan.replicas > 1:
             self._transports = Transports(shard_group(self.process_group, self.plan))
         self._messages: dict[tuple[tuple[str, ...], int], MessagePlan] = {}
-        self._local: ShardSteps | None = None
+        self._local: ShardOptimizer | None = None
         if self._recipes is not None:
             shards = LocalShards(self._recipes, self._memory, self.plan, self.rank)
             for number, group in enumerate(self.param_groups):
                 shards.check_options(number, group)
-            self._local = ShardSteps(shards, self._owned_groups(shards))
-        self.optim: torch.optim.Optimizer = (
-            foreign_optimizer(optimizer_class, self.param_groups, self._owned_params(), defaults)
-            if self._local is None
-            else ShardOptimizer(self._local, self._local.owned.recipe.defaults, self._total)
+            self._local = ShardOptimizer(shards, self._owned_groups(shards), self._total)
+        self.optim: torch.optim.Optimizer = self._local or foreign_optimizer(
+            optimizer_class, self.param_groups, self._owned_params(), defaults
         )
         self._collected = None
         self._waits = []
@@ -246,7 +242,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
     def _agree_on_step(self, *, joined: bool) -> bool:
         """Prepare gradients, and return True if the step is run: the same on all ranks."""
         uneven = is_joining(self)
-        return agree_on_step(self._parts, Scaling.of(self), uneven=uneven, joined=joined)
+        return agree_on_step(self, Scaling.of(self), uneven=uneven, joined=joined)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
@@ -275,7 +271,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
                 "hook has stepped by these gradients already; give max_norm to the hook"
             )
         return clip_gradients(
-            self._parts,
+            self,
             max_norm,
             norm_type,
             error_if_nonfinite=error_if_nonfinite,
@@ -372,7 +368,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
             ValueError: other groups or names, a state that does not fit, or a part of a state dict
                 without some elements that this rank owns. Nothing has changed.
         """
-        load_with_hooks(self, state_dict, lambda given: load(self._parts, given))
+        load_with_hooks(self, state_dict, lambda given: load(self, given))
         self._collected = None
 
     # -------------------------------------------------------------------------- uneven inputs

@@ -16,12 +16,11 @@ from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport
 from sharding.zero.coalescing import MessagePlan
-from sharding.zero.full_state_dict import ConsolidatedState
 from sharding.zero.gather import GatherWork, gather_views, plan_gather
 from sharding.zero.groups import Transports, sum_over_ranks, sum_vector, vectors_of
 from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
-from sharding.zero.shard_steps import ShardSteps
+from sharding.zero.shard_optimizer import ShardOptimizer
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +39,15 @@ class RangeStepMixin(AveragedParams):
     process_group: dist.ProcessGroup
     rank: int
     _memory: ParameterMemory
-    _local: ShardSteps | None
+    _local: ShardOptimizer | None
     _messages: dict[tuple[tuple[str, ...], int], MessagePlan]
     _transports: Transports
     """Over the ranks of one replica."""
     _sum_transports: Transports
     """Over all ranks."""
     _opt_called: bool
-    _collected: ConsolidatedState | None
+    _collected: tuple[int, dict[int, dict[Any, Any]] | None] | None
+    """The rank that has the state of all ranks, and the state on that rank; None after a step."""
     _waits: "list[WeakMethod[Callable[[], object]]]"
 
     hook_unscales: bool = False
@@ -176,9 +176,24 @@ class RangeStepMixin(AveragedParams):
         Raises:
             TransportError: a rank died, or did not come; names it.
         """
+        return self.summed(self.sum_over_ranks([addends], addends.shape))
+
+    def sum_over_ranks(
+        self, vectors: Iterable[Tensor], shape: Sequence[int], transport: Transport | None = None
+    ) -> Tensor:
+        """Return the sum of vectors over all ranks, on the CPU. Collective.
+
+        Args:
+            vectors: of this rank, to be added; in float64.
+            shape: of a vector, the same on all ranks.
+            transport: over all ranks; by default that of this optimizer.
+
+        Raises:
+            TransportError: a rank died, or did not come; names it.
+        """
         device = self.join_device
-        transport = self._sum_transports[device]
-        return self.summed(sum_over_ranks([addends], addends.shape, self.plan, transport, device))
+        transport = self._sum_transports[device] if transport is None else transport
+        return sum_over_ranks(vectors, shape, self.plan, transport, device)
 
     def summed(self, vector: Tensor) -> Tensor:
         """Return the sum over all parameters, in the order in which one process sums them.
@@ -290,13 +305,18 @@ class RangeStepMixin(AveragedParams):
         return self.total(vectors_of(addends, self.plan, numbers))
 
     @property
-    def _steps(self) -> ShardSteps:
+    def _steps(self) -> ShardOptimizer:
         if self._local is None:
             raise RuntimeError(
                 f"{type(self.optim).__name__} has no functional equivalent, so it cannot be "
                 "stepped by ranges"
             )
         return self._local
+
+    @property
+    def shards(self) -> LocalShards | None:
+        """The shards of this rank; None for a class without functional equivalent."""
+        return None if self._local is None else self._local.owned
 
     @property
     def _own(self) -> LocalShards:

@@ -1,6 +1,7 @@
 """Optimizer over the shard of one rank, as a torch.optim.Optimizer: ``.optim`` of ZeRO."""
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakMethod
 
@@ -8,13 +9,29 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import load_state_dict_hooks, with_own_step_hooks
+from functional_optim.core.checks import check_measured
 from functional_optim.core.dynamo import disable_compile
-from functional_optim.frontends.torch_groups import options_of
-from sharding.zero.shard_steps import ShardSteps
+from functional_optim.core.format import format_names
+from functional_optim.core.hyper import copy_tensors
+from functional_optim.core.interrupts import defer_interrupts
+from functional_optim.core.links import has_gates
+from functional_optim.frontends.group_tensors import Gradients
+from functional_optim.frontends.torch_groups import options_of, params_of_groups
+from functional_optim.kernels import needs_total
+from functional_optim.plan.guard import grads_of
+from functional_optim.plan.shared_numbers import shared_by_name
+from sharding.zero.iteration import Iteration
+from sharding.zero.local_shard import LocalShard
+from sharding.zero.local_shards import LocalShards
+from sharding.zero.owned_groups import OwnedGroup
+from sharding.zero.shard_plans import ShardPlans
 
 Totals = Callable[[Mapping[str, Tensor], int], Tensor]
 """Function of the addends of this rank's parameters, by path, and of the number of elements of an
 addend, 0 for scalars. It returns the total over all ranks."""
+
+PLANS = 64
+"""Number of sets of shards for which plans are kept."""
 
 
 class ShardOptimizer(torch.optim.Optimizer):
@@ -24,24 +41,44 @@ class ShardOptimizer(torch.optim.Optimizer):
     the rank owns of other parameters. ``state`` has the tensors of the state, without copies.
     Options are those of the groups of the whole optimizer.
 
+    A ZeroRedundancyOptimizer steps all shards after backward, by the ``.grad`` of their parameters,
+    and the shards of a bucket from a communication hook, by given gradients.
+
     Args:
-        local: steps the shard.
-        defaults: the options of all groups.
+        shards: of the rank.
+        param_groups: the rank's part of each group; some may be empty.
         totals: bound method that sums addends over ranks. Only a weak reference is kept, so that
             the parameters of its object can be freed.
     """
 
-    def __init__(self, local: ShardSteps, defaults: Mapping[str, Any], totals: Totals) -> None:
-        self.local = local
-        """The steps of the shards."""
+    def __init__(
+        self, shards: LocalShards, param_groups: Sequence[OwnedGroup], totals: Totals
+    ) -> None:
         self._totals = WeakMethod(totals)
+        self.owned = shards
+        """All shards of the rank."""
+        self._groups: list[Any] = [*param_groups]
+        self._iteration: Iteration[LocalShard] = Iteration()
+        self._skipped: set[str] = set()
+        """The parameters that are declared unused in this iteration."""
+        self.chains = shards.recipes.chains
+        """The shared scalars. None if the optimizer has none, so that shards are stepped alone."""
+        self._trained: set[str] = set()
+        self._lock = threading.RLock()
+        self._plans: dict[tuple[LocalShard, ...], ShardPlans] = {}
+        self._every: ShardPlans | None = None
+        """The plans of all shards that have state."""
+        self._count = 0
+        """Number of shards with state in these plans."""
         # torch adds to the defaults, so it gets a copy. It needs a group, which is not used.
-        super().__init__([{"params": []}], dict(defaults))
+        super().__init__([{"params": []}], dict(shards.recipe.defaults))
+        self._write_shared()
+        self.complete()
 
     @property
     def state(self) -> Any:
         """Dicts of state as torch has them, by the tensors in the groups."""
-        return self.local.owned.states
+        return self.owned.states
 
     @state.setter
     def state(self, value: Any) -> None:
@@ -54,12 +91,12 @@ class ShardOptimizer(torch.optim.Optimizer):
     @property
     def param_groups(self) -> list[Any]:
         """The rank's part of each group; some may be empty."""
-        return self.local.param_groups
+        return self._groups
 
     @param_groups.setter
     def param_groups(self, value: Any) -> None:
         """Copy the options of other groups."""
-        for own, given in zip(self.local.param_groups, value, strict=False):
+        for own, given in zip(self._groups, value, strict=False):
             own.update(options_of(given))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -86,11 +123,10 @@ class ShardOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        local = self.local
         measured: list[Tensor] = []
-        for _ in range(local.measured_stages):
-            measured.append(self._total(*local.addends(local.own_gradients, measured)))
-        local.step_every(local.own_gradients, measured)
+        for _ in range(self.measured_stages):
+            measured.append(self._total(*self.addends(self.own_gradients, measured)))
+        self.step_every(self.own_gradients, measured)
         return loss
 
     def _total(self, addends: Mapping[str, Tensor], numbers: int) -> Tensor:
@@ -102,10 +138,224 @@ class ShardOptimizer(torch.optim.Optimizer):
             )
         return method(addends, numbers)
 
+    @property
+    def measured_stages(self) -> int:
+        """Number of totals over the gradients of all ranks that a step needs."""
+        return sum(map(needs_total, self.owned.recipe.optimizer.stages))
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The shared scalars, by the name of their stage."""
+        if self.chains is None:
+            return {}
+        return shared_by_name(self.chains.optimizer.links, self.chains.shared)
+
+    def find_changing(self, trained: Collection[str]) -> Collection[str]:
+        """Return the parameters that a step may change, from those that are trained now.
+
+        The result is the same on all ranks. With gates, it has parameters that were trained before,
+        because a gate may have kept their gradients.
+        """
+        if not has_gates(self.owned.recipe.optimizer.links):
+            return trained
+        self._trained.update(trained)
+        return {*self._trained}
+
+    def mark_trained(self, paths: Iterable[str]) -> None:
+        """Record parameters that have a state in a loaded checkpoint."""
+        self._trained.update(paths)
+
+    def complete(self) -> None:
+        """Create the state of shards that have become trainable."""
+        self.owned.complete(self.param_groups)
+
+    def extend(self, groups: Sequence[OwnedGroup]) -> None:
+        """Add the shards of more groups."""
+        self._groups += groups
+        self._every = None
+        self.complete()
+        self._write_shared()
+
+    def update_views(self) -> None:
+        """Update shards after parameters got other memory, and delete all plans."""
+        self.owned.update_views()
+        self._every = None
+        self._plans.clear()
+
+    def own_gradients(self, tensors: list[Tensor]) -> list[Tensor | None]:
+        """Return the ``.grad`` of parameters, in the shapes of their shards."""
+        found = grads_of(tensors)
+        if self.owned.has_cuts:
+            shards = map(self.owned.by_tensor.__getitem__, map(id, tensors))
+            for place, one in enumerate(shards):
+                grad = one.param.grad
+                if grad is not None and not one.whole:
+                    found[place] = one.gradient_from(grad)
+        return found
+
+    def step_every(
+        self,
+        gradients: Gradients,
+        measured: Sequence[Tensor],
+        shards: tuple[LocalShard, ...] | None = None,
+    ) -> None:
+        """Step every shard that has a gradient.
+
+        Args:
+            gradients: returns the gradients of the tensors of shards.
+            measured: all totals that stages need.
+            shards: that have gradients; None for all shards.
+
+        Raises:
+            TypeError, ValueError: a gradient or an option that does not fit, a total that is
+                missing. Nothing has changed.
+        """
+        with self._lock:
+            if len(measured) != self.measured_stages:
+                raise ValueError(
+                    f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
+                    f"{len(measured)}; make them with measure() and total()"
+                )
+            check_measured(self.owned.recipe.optimizer.stages, measured)
+            self.complete()
+            plans = self._plans_of(shards)
+            for call in plans.prepare(self.param_groups, gradients, measured):
+                defer_interrupts(call)
+            self._write_shared()
+
+    def begin_iteration(self) -> None:
+        """Begin an iteration. Raise RuntimeError if the last iteration did not end."""
+        expected, self._skipped = self._expected(), set()
+        self._iteration.begin(expected, lambda one: one.path)
+
+    def skip(self, paths: Iterable[str]) -> None:
+        """Declare that parameters have no gradient in this iteration."""
+        self._skipped.update(paths)
+
+    def end_iteration(self) -> None:
+        """End an iteration. Raise RuntimeError if a shard was neither stepped nor skipped."""
+        if not self._iteration.is_open:
+            raise RuntimeError("there is no iteration to end; call begin_iteration() first")
+        missing = [one.path for one in self._iteration.close(self._expected())]
+        self._skipped = set()
+        if missing:
+            raise RuntimeError(
+                f"owned by this rank and never stepped in this iteration: {format_names(missing)}; "
+                "declare parameters that no gradient came for with skip(paths)"
+            )
+
+    def _expected(self) -> list[LocalShard]:
+        """Return the shards that this iteration is to step."""
+        every = self.owned.every()
+        return [one for one in every if one.is_trainable and one.path not in self._skipped]
+
+    def step_some(
+        self, shards: tuple[LocalShard, ...], gradients: Gradients, measured: Sequence[Tensor]
+    ) -> None:
+        """Step some shards, and track which shards an iteration has stepped.
+
+        With shared scalars, this is a step of all shards; the other shards have no gradient.
+        Raise RuntimeError for a shard that this iteration has stepped, or declared unused.
+        """
+        with self._lock:
+            unused = next((one.path for one in shards if one.path in self._skipped), None)
+            if unused is not None:
+                raise RuntimeError(
+                    f"the parameter {unused!r} was declared unused in this iteration, and is "
+                    "to be stepped now"
+                )
+            one = self._iteration.find_repeated(shards)
+            if one is not None:
+                raise RuntimeError(
+                    f"elements [{one.start}, {one.stop}) of the parameter {one.path!r} were "
+                    "stepped already in this iteration, and are to be stepped again"
+                )
+            self.step_every(gradients, measured, shards)
+            if self._iteration.is_open:
+                self._iteration.add(shards)
+
+    def addends(
+        self,
+        gradients: Gradients,
+        measured: Sequence[Tensor],
+        shards: tuple[LocalShard, ...] | None = None,
+    ) -> tuple[dict[str, Tensor], int]:
+        """Return the addends of shards to the next total, by path, and their size; 0 for scalars.
+
+        Arguments as for :meth:`step_every`; ``measured`` are the totals before this one.
+        """
+        with self._lock, torch.no_grad():
+            self.complete()
+            if not self.measured_stages:
+                raise ValueError("this chain needs no total over all gradients: step without it")
+            stages = self.owned.recipe.optimizer.stages
+            check_measured(stages, measured, asked=1)
+            stage = [one for one in stages if needs_total(one)][len(measured)]
+            found = self._plans_of(shards).addends(self.param_groups, gradients, measured)
+            return found, 0 if stage.reduce is None else stage.totals
+
     @disable_compile
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load options and state of this shard. If that raises, nothing has changed."""
-        load_with_hooks(self, state_dict, self.local.load_state_dict)
+        load_with_hooks(self, state_dict, self._load)
+
+    def _load(self, state_dict: Mapping[str, Any]) -> None:
+        saved, owned, state = state_dict["param_groups"], self.owned, state_dict["state"]
+        sizes = [len(group["params"]) for group in self.param_groups]
+        if [len(group["params"]) for group in saved] != sizes:
+            raise ValueError(
+                f"this state has groups of {[len(group['params']) for group in saved]} parameters, "
+                f"the shard has groups of {sizes}; load the state of the same rank of the same plan"
+            )
+        with self._lock:
+            self.complete()
+            groups = [
+                {**own, **copy_tensors(options_of(one))}
+                for own, one in zip(self.param_groups, saved, strict=True)
+            ]
+            if self.chains is not None:
+                self.chains.check_shared(groups)
+            read = []
+            keys = params_of_groups(saved)
+            shards = [owned.by_tensor[id(one)] for one in params_of_groups(self.param_groups)]
+            for one, key in zip(shards, keys, strict=True):
+                chain, entries = owned.chain_of(one, groups), state.get(key) or {}
+                if entries or one.has_state:
+                    read.append((one, one.read_entries(chain, entries)))
+            for own, group in zip(self.param_groups, groups, strict=True):
+                own.update(options_of(group))
+            owned.rebuild_states(self.param_groups, {one.path for one, _ in read})
+            for one, found in read:
+                one.copy_state(owned.chain_of(one, self.param_groups), found)
+            self.load_shared(self.param_groups)
+
+    def load_shared(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Load shared scalars, if there are any, from groups, after checking that all are equal."""
+        if self.chains is not None:
+            self.chains.load_shared(groups)
+            self._every = None
+
+    def _write_shared(self) -> None:
+        if self.chains is not None:
+            self.chains.write_shared(self.param_groups)
+
+    def _plans_of(self, shards: tuple[LocalShard, ...] | None) -> ShardPlans:
+        """Return the plans of some shards, or of all shards: for None, or with shared scalars."""
+        if shards is not None and self.chains is None:
+            found = self._plans.get(shards)
+            if found is None:
+                if len(self._plans) >= PLANS:
+                    self._plans.clear()
+                found = self._plans[shards] = ShardPlans(self.owned, shards)
+            return found
+        states, by_tensor = self.owned.states, self.owned.by_tensor
+        if self._every is None or len(states) != self._count:
+            # In the order of the states, which one native call then compares.
+            first = {id(one): by_tensor[id(one)] for one in states if id(one) in by_tensor}
+            every = {**first, **{id(one.tensor): one for one in self.owned.with_state()}}
+            self._every = ShardPlans(self.owned, list(every.values()))
+            self._count = len(states)
+        return self._every
 
 
 def load_with_hooks(

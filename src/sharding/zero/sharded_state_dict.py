@@ -5,67 +5,66 @@ from typing import Any
 
 from torch import Tensor
 
+from functional_optim.frontends.recipe import StateDictForm
 from functional_optim.storage.conversion import find_field_tensors
 from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks, check_origin
 from sharding.transport.groups import GroupRank, format_ranks
 from sharding.zero.local_shard import LocalShard
-from sharding.zero.optimizer_parts import OptimizerParts
 from sharding.zero.params import indices_of
+from sharding.zero.range_step_mixin import RangeStepMixin
 from sharding.zero.state_layout import StateLayout, StateLayouts, with_class_step
 
 _Place = tuple[tuple[int, ...], int]
 """The shape of a state tensor for its whole parameter, and the offset of a shard in it."""
 
 
-def sharded_states(parts: OptimizerParts) -> dict[int, dict[str, Any]]:
+def sharded_states(zero: RangeStepMixin) -> dict[int, dict[str, Any]]:
     """Return this rank's part of the state, by the number of the parameter. Not collective.
 
     Names and values are those of torch.optim: state in other storages is decoded to float32. All
     fields are there at any step, since loading writes only to existing entries. State that is not
     per element, such as a step count, is in the part of every owner.
-
-    Raises:
-        RuntimeError: a class without functional equivalent.
     """
-    numbers, shards = indices_of(parts.groups), parts.known_shards
-    layouts, origin = StateLayouts(shards, parts.groups), _origin(parts)
+    numbers, shards = indices_of(zero.param_groups), zero.shards
+    assert shards is not None, "checked by state_dict()"
+    layouts, origin = StateLayouts(shards, zero.param_groups), _origin(zero)
     found: dict[int, dict[str, Any]] = {}
-    for shard, entries in parts.with_state():
+    for shard, entries in shards.iter_entries(zero.param_groups):
         own = found.setdefault(numbers[id(shard.param)], {})
-        for name, (shape, start), value in _class_entries(parts, shard, entries, layouts.of(shard)):
+        written = _class_entries(shards.recipe.form, shard, entries, layouts.of(shard))
+        for name, (shape, start), value in written:
             ranges = {**own[name].ranges} if name in own else {}
             ranges[start] = value.detach().reshape(-1)
             own[name] = FlatRanges(shape, ranges, value.dtype, value.device, origin)
-    for param in parts.params.values():
+    for param in zero.params.values():
         if param.requires_grad:
             found.setdefault(numbers[id(param)], OnOtherRanks(origin))
     return dict(sorted(found.items()))
 
 
 def _class_entries(
-    parts: OptimizerParts, shard: LocalShard, entries: Mapping[str, Tensor], layout: StateLayout
+    form: StateDictForm, shard: LocalShard, entries: Mapping[str, Tensor], layout: StateLayout
 ) -> Iterator[tuple[str, _Place, Tensor]]:
     """Yield (name, place, value) of a shard's entries, as the class writes them."""
-    chain = parts.known_shards.chain_of(shard, parts.groups)
-    places = {name: shard.position_of(chain, name, value) for name, value in entries.items()}
+    places = {name: shard.position_of(layout.chain, name, value) for name, value in entries.items()}
     if layout.plain.stored:
         kept = find_field_tensors(layout.plain.dtypes, entries)
         places.update({field: places[one.values] for field, one in kept.items()})
         entries = layout.plain.entries_of(entries)
     rest = {name: value for name, value in entries.items() if name != "step"}
-    for name, value in with_class_step(rest, entries, parts.schema).items():
+    for name, value in with_class_step(rest, entries, form).items():
         yield name, places[name], value
 
 
-def _origin(parts: OptimizerParts) -> str:
+def _origin(zero: RangeStepMixin) -> str:
     """Return an identifier of this rank's part: equal only for the same rank of an equal plan."""
-    return f"rank {parts.rank} of plan {parts.plan.digest[:16]}"
+    return f"rank {zero.rank} of plan {zero.plan.digest[:16]}"
 
 
-def check_own_parts(parts: OptimizerParts, states: Mapping[str, Mapping[str, Any]]) -> None:
+def check_own_parts(zero: RangeStepMixin, states: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise ValueError for parts of states of another plan or rank. All ranks decide the same."""
-    own = "of a class whose state has no known form" if parts.shards is None else _origin(parts)
-    check_origin(states, own, format_ranks(parts.process_group, [GroupRank(parts.rank)]))
+    own = "of a class whose state has no known form" if zero.shards is None else _origin(zero)
+    check_origin(states, own, format_ranks(zero.process_group, [GroupRank(zero.rank)]))
 
 
 def sharded_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
