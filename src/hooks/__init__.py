@@ -21,12 +21,9 @@ from hooks.averaging import (
 from hooks.in_backward import apply_optimizer_in_backward
 from hooks.optimizer_state import OptimizerState
 from hooks.step_hook import step_hook
-from hooks.zero.hook_with_zero_step import (
-    ZeroHook,
-    hook_with_zero_step,
-    hook_with_zero_step_interleaved,
-)
+from hooks.zero.hook_with_zero_step import hook_with_zero_step, hook_with_zero_step_interleaved
 from hooks.zero.step_hook import zero_step_hook
+from hooks.zero.zero_hook import ZeroHook
 
 __all__ = [
     "AveragingSchedule",

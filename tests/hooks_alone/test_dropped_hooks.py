@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from hooks.zero.overlap import _finish_gathers, _PendingGather
+from hooks.zero.zero_hook import _finish_gathers
 
 
 class Lost:
@@ -17,7 +17,7 @@ class Lost:
 
 def test_parameters_that_do_not_arrive_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     """The failure is logged, because a finalizer has no caller for an exception."""
-    lost = _PendingGather([torch.ones(1)], Lost())
+    lost = (torch.ones(1),), Lost()
     with caplog.at_level(logging.ERROR):
         _finish_gathers({0: lost}, [])
     assert "did not arrive" in caplog.text and "lost group rank 1" in caplog.text

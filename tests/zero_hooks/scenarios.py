@@ -200,7 +200,10 @@ def bytes_sent(policy: str, cap: float) -> dict[str, Any]:
         made.append(make_transport(*arguments, **options))
         return made[-1]
 
-    with mock.patch("hooks.zero.step_hook.make_transport", recorded):
+    with (
+        mock.patch("hooks.zero.step_hook.make_transport", recorded),
+        mock.patch("hooks.zero.zero_hook.make_transport", recorded),
+    ):
         run = Run(Case(policy=policy, ddp={"bucket_cap_mb": cap}), Wide())
     found = []
     for number in range(3):
@@ -216,7 +219,7 @@ def bytes_sent(policy: str, cap: float) -> dict[str, Any]:
 
 def _hold(run: Run, before: Callable[[], object]) -> None:
     """Call a function before each gather of this rank."""
-    gathers = run.hook._overlap._gathers
+    gathers = run.hook._gathers
     gather = gathers.all_gather
 
     def late(*arguments: Any) -> Any:
@@ -238,7 +241,7 @@ def late_owner(
         _hold(run, lambda: over[len(seen["losses"])].wait(120))
     for number in range(len(over)):
         loss = run.iterate(number)
-        seen["left"].append(len(run.hook._overlap._pending))
+        seen["left"].append(len(run.hook._pending))
         if rank == 0:
             over[number].set()
         gradients, losses = alone.gradients(number)

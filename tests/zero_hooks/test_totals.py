@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooks.zero.totals import total_over_ranks
 from sharding import ParameterSpec, ShardPlan, plan
 from sharding.transport import make_transport
 from sharding.transport.local import LocalWorld
-from sharding.zero.groups import sum_vector
+from sharding.zero.groups import sum_over_ranks, sum_vector
 from tests.choices import case
 
 CPU = torch.device("cpu")
@@ -51,7 +50,8 @@ def test_each_rank_sends_a_few_numbers_for_each_parameter() -> None:
         def taken(group: Any, made: Any = made, rows: int = rows) -> tuple[Tensor, int]:
             transport, rank = make_transport(group), group.rank() % made.shard_ranks
             own = [addends_of(rank, bucket, rows) for bucket in range(3)]
-            return total_over_ranks(own, made, transport, CPU, summed), transport.bytes_sent
+            found = sum_over_ranks(own, own[0].shape, made, transport, CPU)
+            return summed(found), transport.bytes_sent
 
         with case(ranks=ranks, rows=rows, replicas=replicas):
             for found, sent in LocalWorld(ranks).run(taken):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hooks.buckets import BucketPosition, gradient_views
-from hooks.zero.bucket import BucketCache, Reduction, ZeroBucket
+from hooks.zero.bucket import BucketCache, ZeroBucket, start_reduction
 from sharding import ParameterSpec, Pieces, ShardPlan, plan
 from sharding.transport.local import LocalTransport, LocalWorld
 from sharding.transport.local_group import LocalGroup
@@ -148,10 +148,10 @@ def _check_moves(drawn: tuple[int, list[Shape], torch.dtype, bool], in_buffers: 
     memories = [storage_id(plan, one, in_buffers=in_buffers) for one in buckets]
     terms = [[grad.clone() for grad in one.gradients] for one in buckets]
     reductions = [
-        Reduction(transport, one) for transport, one in zip(transports, buckets, strict=True)
+        start_reduction(transport, one) for transport, one in zip(transports, buckets, strict=True)
     ]
-    for one in reductions:
-        one.wait()
+    for wait in reductions:
+        wait()
     for rank, one in enumerate(buckets):
         _check_owned(plan, rank, one, terms)
         _step(plan, rank, one)
@@ -229,7 +229,7 @@ def test_large_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     transports = [Recorded(group) for group in LocalWorld(2).groups]
     buckets = [bucket_of(rank, shapes_, torch.float32, plan, as_real=False) for rank in range(2)]
     for transport, one in zip(transports, buckets, strict=True):
-        Reduction(transport, one)
+        start_reduction(transport, one)
         gathering(transport, plan, one, storage_id(plan, one))
     for transport, one in zip(transports, buckets, strict=True):
         moved = [flat.untyped_storage().data_ptr() for flat in transport.flats]

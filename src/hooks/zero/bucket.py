@@ -1,7 +1,7 @@
 """Bucket of a ZeRO hook: its sharded parameters, their owners, and the reduction to the owners."""
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -167,28 +167,26 @@ class BucketCache:
             )
 
 
-class Reduction:
-    """Reduction of a bucket's gradients to their owners, started at once.
+def start_reduction(transport: Transport, bucket: ZeroBucket) -> Callable[[], None]:
+    """Start to reduce a bucket's gradients to their owners, in place; return a function that waits.
 
-    Args:
-        transport: over the group of the DDP module.
-        bucket: reduced in place; each rank gets the parts that it owns.
+    Each rank gets the parts that it owns. The transport is over the group of the DDP module.
     """
+    works: list[Work] = [
+        transport.reduce_scatter(one.flat, one.ranges, average=True)
+        for one in bucket.messages.direct
+    ]
+    staged: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
+    for one in bucket.messages.coalesced:
+        (buffer, parts), own = one.allocate_buffer(), one.places[transport.rank]
+        copy(parts, one.views)
+        works.append(transport.reduce_scatter(buffer, one.ranges, average=True))
+        staged.append((one.views[own], parts[own]))
 
-    def __init__(self, transport: Transport, bucket: ZeroBucket) -> None:
-        self._works: list[Work] = [
-            transport.reduce_scatter(one.flat, one.ranges, average=True)
-            for one in bucket.messages.direct
-        ]
-        self._staged: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
-        for one in bucket.messages.coalesced:
-            (buffer, parts), own = one.allocate_buffer(), one.places[transport.rank]
-            copy(parts, one.views)
-            self._works.append(transport.reduce_scatter(buffer, one.ranges, average=True))
-            self._staged.append((one.views[own], parts[own]))
-
-    def wait(self) -> None:
-        for work in self._works:
+    def wait() -> None:
+        for work in works:
             work.wait()
-        for views, parts in self._staged:
+        for views, parts in staged:
             copy(views, parts)
+
+    return wait

@@ -1,74 +1,18 @@
 """torch's two hooks for ZeRO under DDP: any inner hook, then a step of the owned parameters."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim.core.dynamo import disable_compile
 from hooks.driver import Hook
+from hooks.zero.bucket import ZeroBucket
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
-from hooks.zero.overlap import Overlap, gather_device
+from hooks.zero.zero_hook import ZeroHook
 from sharding import ZeroRedundancyOptimizer
-from sharding.transport import gather_group, make_transport
-
-
-class ZeroHook:
-    """DDP communication hook that steps a ZeroRedundancyOptimizer.
-
-    Example::
-
-        >>> from sharding import ZeroRedundancyOptimizer
-        >>> from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> ddp = DistributedDataParallel(torch.nn.Linear(2, 1))
-        >>> zero = ZeroRedundancyOptimizer(
-        ...     ddp.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=1e-3)
-        >>> hook = hook_with_zero_step(
-        ...     default_hooks.allreduce_hook, ddp, zero, max_norm=1.0)
-        >>> ddp.register_comm_hook(None, hook)
-        >>> ddp(torch.full((1, 2), 2.0)).sum().backward()
-        >>> round(hook.norm.item(), 6)  # of the gradients [[2.0, 2.0]] and [1.0]
-        3.0
-        >>> dist.destroy_process_group()
-    """
-
-    def __init__(self, name: str, overlap: Overlap, call: Hook) -> None:
-        # DDP reads the name of a hook.
-        self.__name__ = self.__qualname__ = name
-        self._overlap = overlap
-        self._call = call
-
-    @disable_compile
-    def __call__(self, state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-        """Communicate and step a bucket; the signature is that of ``register_comm_hook``."""
-        return self._call(state, bucket)
-
-    @property
-    def norm(self) -> Tensor | None:
-        """The 2-norm of all gradients in the last iteration, before clipping; a float64 tensor.
-
-        None before the first iteration, and without ``max_norm``, ``skip_nonfinite`` and
-        ``grad_scaler``.
-        """
-        return self._overlap.clipping.norm
-
-    @property
-    def skipped(self) -> int:
-        """Number of iterations that all ranks skipped because a gradient was not finite."""
-        return self._overlap.clipping.skipped
-
-    def wait(self) -> None:
-        """Wait until all parameters are complete on this rank.
-
-        Work remains after backward only with ``into_forward=True``, or if backward failed. Call
-        this before you load a checkpoint.
-        """
-        self._overlap.wait()
 
 
 def hook_with_zero_step(
@@ -204,14 +148,14 @@ def _build_zero_hook(
     if not callable(inner):
         raise TypeError(f"hook must be a DDP communication hook, got {type(inner).__name__}")
     sharded_paths(ddp, zero, all_of_ddp=False)  # before the collective that creates a group
-    group = ddp.process_group
-    gathers = make_transport(gather_group(group), gather_device(zero))
-    overlap = Overlap(ddp, zero, gathers, clipping, hold=hold, all_of_ddp=False, in_order=in_order)
 
-    def call(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-        zero_bucket, wait_used = overlap.add_bucket(bucket)
-        with overlap.roll_call.on_failure(f"the inner hook of bucket {zero_bucket.number}"):
-            communication = overlap.driver.communicate(inner, state, bucket)
-        return overlap.submit(zero_bucket, wait_used, communication.wait, ready=communication.ready)
+    def communicate(
+        own: ZeroHook, state: Any, bucket: dist.GradBucket, zero_bucket: ZeroBucket
+    ) -> tuple[Callable[[], object], bool]:
+        with own.roll_call.on_failure(f"the inner hook of bucket {zero_bucket.number}"):
+            communication = own.driver.communicate(inner, state, bucket)
+        return communication.wait, communication.ready
 
-    return ZeroHook(name, overlap, call)
+    return ZeroHook(
+        name, communicate, ddp, zero, clipping, hold=hold, all_of_ddp=False, in_order=in_order
+    )

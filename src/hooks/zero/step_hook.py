@@ -1,23 +1,21 @@
 """ZeRO step hook: reduce-scatter a bucket, step the owned parameters, gather parameters."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from hooks.zero.bucket import Reduction
+from hooks.zero.bucket import ZeroBucket, start_reduction
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
 from hooks.zero.forward_waits import ForwardWaits
-from hooks.zero.hook_with_zero_step import ZeroHook
-from hooks.zero.overlap import Overlap, gather_device
+from hooks.zero.zero_hook import ZeroHook, gather_device
 from sharding import ZeroRedundancyOptimizer
-from sharding.transport import gather_group, make_transport
+from sharding.transport import make_transport
 
 IN_FLIGHT = 3
 """Number of reductions in progress at once. Over the network, each buffers what it receives."""
@@ -114,29 +112,35 @@ def zero_step_hook(
             f"zero's plan has {zero.plan.replicas} replicas, and a reduction has one owner for "
             "each element; use hook_with_zero_step, whose inner hook reduces to all ranks"
         )
-    device = gather_device(zero)
-    reductions = make_transport(ddp.process_group, device, in_flight=IN_FLIGHT)
+    reductions = make_transport(ddp.process_group, gather_device(zero), in_flight=IN_FLIGHT)
     if deterministic and not reductions.rank_ordered:
         raise ValueError(
             "deterministic=True needs sums in rank order, which "
             f"{dist.get_backend(ddp.process_group)} does not give; gloo does"
         )
-    gathers = make_transport(gather_group(ddp.process_group), device)
-    overlap = Overlap(
-        ddp, zero, gathers, clipping, hold=False, into_forward=into_forward, all_of_ddp=True
+
+    def communicate(
+        own: ZeroHook, state: Any, bucket: dist.GradBucket, zero_bucket: ZeroBucket
+    ) -> tuple[Callable[[], object], bool]:
+        return start_reduction(reductions, zero_bucket), True
+
+    hook = ZeroHook(
+        "zero_step_hook",
+        communicate,
+        ddp,
+        zero,
+        clipping,
+        hold=False,
+        into_forward=into_forward,
+        all_of_ddp=True,
     )
     if into_forward:
-        reference = weakref.ref(overlap)  # the module must not keep the hook alive
+        reference = weakref.ref(hook)  # the module must not keep the hook alive
 
         def wait_for(params: Iterable[Tensor]) -> None:
             alive = reference()
             if alive is not None:
                 alive.wait_for(params)
 
-        overlap.handles += ForwardWaits(ddp.module, paths, wait_for).handles
-
-    def call(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-        zero_bucket, wait_used = overlap.add_bucket(bucket)
-        return overlap.submit(zero_bucket, wait_used, Reduction(reductions, zero_bucket).wait)
-
-    return ZeroHook("zero_step_hook", overlap, call)
+        hook.handles += ForwardWaits(ddp.module, paths, wait_for).handles
+    return hook

@@ -1,9 +1,9 @@
-"""Steps that follow a bucket's communication: step owned parameters, then gather all parameters."""
+"""ZeroHook: communicate a bucket, step the owned parameters, then gather all parameters."""
 
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,12 +22,12 @@ from hooks.zero.bucket import BucketCache, ZeroBucket
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
 from hooks.zero.roll_call import RollCall
-from hooks.zero.totals import squared_norms, total_over_ranks
-from sharding import ZeroRedundancyOptimizer
-from sharding.transport import Transport
+from sharding import ShardPlan, ZeroRedundancyOptimizer
+from sharding.transport import gather_group, make_transport
 from sharding.zero.gather import GatherWork
-from sharding.zero.groups import sum_vector
+from sharding.zero.groups import sum_vector, vector_of
 from sharding.zero.local_shards import Gradients
+from sharding.zero.norm import addends_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,34 +35,44 @@ RANGE = "functional_optim.zero_step"
 """Name of the steps of a bucket in traces of torch.profiler."""
 
 
-class _PendingGather(NamedTuple):
-    """Parameters that are being gathered."""
+Pending = dict[int, tuple[tuple[Tensor, ...], GatherWork]]
+"""By ``id`` of a parameter: the parameters of its gather, which must not be used before its end."""
 
-    params: tuple[Tensor, ...]
-    """Must not be used before the gather ends."""
-    work: GatherWork
+Communicate = Callable[
+    ["ZeroHook", Any, dist.GradBucket, ZeroBucket], tuple[Callable[[], object], bool]
+]
+"""Function that starts the communication of a bucket, given the hook and its state. It returns a
+function that waits until this rank's gradients are reduced in the bucket, and True if, on an
+accelerator, that does not block the host."""
 
 
-class Overlap:
-    """State of a ZeRO hook between buckets.
+class ZeroHook:
+    """DDP communication hook that steps a ZeroRedundancyOptimizer.
 
-    Args:
-        ddp: the module with the hook.
-        zero: the optimizer.
-        gathers: a transport over a separate group, so that gathers and reductions need no common
-            order.
-        clipping: of the hook.
-        hold: True to step all buckets after the last one is communicated, not each bucket at once.
-        into_forward: True to let gathers continue after backward.
-        all_of_ddp: True if ``zero`` must have every parameter that DDP reduces.
-        in_order: as for :class:`~hooks.driver.BucketDriver`.
+    Example::
+
+        >>> from hooks import hook_with_zero_step
+        >>> from sharding import ZeroRedundancyOptimizer
+        >>> from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> ddp = DistributedDataParallel(torch.nn.Linear(2, 1))
+        >>> zero = ZeroRedundancyOptimizer(
+        ...     ddp.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=1e-3)
+        >>> hook = hook_with_zero_step(
+        ...     default_hooks.allreduce_hook, ddp, zero, max_norm=1.0)
+        >>> ddp.register_comm_hook(None, hook)
+        >>> ddp(torch.full((1, 2), 2.0)).sum().backward()
+        >>> round(hook.norm.item(), 6)  # of the gradients [[2.0, 2.0]] and [1.0]
+        3.0
+        >>> dist.destroy_process_group()
     """
 
     def __init__(
         self,
+        name: str,
+        communicate: Communicate,
         ddp: DistributedDataParallel,
         zero: ZeroRedundancyOptimizer,
-        gathers: Transport,
         clipping: Clipping,
         *,
         hold: bool,
@@ -70,15 +80,31 @@ class Overlap:
         all_of_ddp: bool,
         in_order: bool = False,
     ) -> None:
+        """Make a hook; see :func:`hook_with_zero_step` and :func:`zero_step_hook`.
+
+        Args:
+            name: of the hook, which DDP reads.
+            communicate: starts the communication of a bucket.
+            ddp: the module with the hook.
+            zero: the optimizer.
+            clipping: of the hook.
+            hold: True to step all buckets after the last one is communicated, not each at once.
+            into_forward: True to let gathers continue after backward.
+            all_of_ddp: True if ``zero`` must have every parameter that DDP reduces.
+            in_order: as for :class:`~hooks.driver.BucketDriver`.
+        """
+        self.__name__ = self.__qualname__ = name
+        self._communicate = communicate
         # A weak reference: the reducer of the module refers to the hook, and Python would never
         # free such a cycle.
         self._ddp = weakref.ref(ddp)
         self._zero = zero
         self._all_of_ddp = all_of_ddp
-        self._gathers = gathers
         self._device = gather_device(zero)
+        self._gathers = make_transport(gather_group(ddp.process_group), self._device)
+        """Over a separate group, so that gathers and reductions need no common order."""
         self._into_forward = into_forward
-        self.clipping = clipping
+        self._clipping = clipping
         zero.hook_unscales = clipping.has_scaler
         self._measured, self._steps_at_once = zero.measured_stages, zero.steps_at_once
         waits = clipping.is_needed or self._measured > 0 or self._steps_at_once
@@ -99,16 +125,37 @@ class Overlap:
         self._waiting: list[tuple[ZeroBucket, Gradients]] = []
         """Buckets with reduced gradients, and the gradients by which this rank steps."""
         self._addends: list[Tensor] = []
-        self._pending: dict[int, _PendingGather] = {}
+        self._pending: Pending = {}
         self.handles = self.driver.handles
         """Handles of hooks on parameters and modules, to remove together with this object."""
         zero.wait_before_views(weakref.WeakMethod(self.wait))
         # Hooks are removed, because the module may later be wrapped again, with other optimizers.
         weakref.finalize(self, _finish_gathers, self._pending, self.handles).atexit = False
 
+    @property
+    def norm(self) -> Tensor | None:
+        """The 2-norm of all gradients in the last iteration, before clipping; a float64 tensor.
+
+        None before the first iteration, and without ``max_norm``, ``skip_nonfinite`` and
+        ``grad_scaler``.
+        """
+        return self._clipping.norm
+
+    @property
+    def skipped(self) -> int:
+        """Number of iterations that all ranks skipped because a gradient was not finite."""
+        return self._clipping.skipped
+
     # ---------------------------------------------------------------------- called in DDP's thread
 
-    def add_bucket(self, bucket: dist.GradBucket) -> tuple[ZeroBucket, WaitUsed]:
+    @disable_compile
+    def __call__(self, state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Communicate and step a bucket; the signature is that of ``register_comm_hook``."""
+        own, wait_used = self._add_bucket(bucket)
+        wait_reduced, ready = self._communicate(self, state, bucket, own)
+        return self._submit(own, wait_used, wait_reduced, ready=ready)
+
+    def _add_bucket(self, bucket: dist.GradBucket) -> tuple[ZeroBucket, WaitUsed]:
         """Add a bucket, and start to ask which of its parameters were used.
 
         Called before the bucket is communicated, because the question is a collective too.
@@ -143,19 +190,15 @@ class Overlap:
                     "hook are made"
                 )
 
-    def submit(
+    def _submit(
         self,
         bucket: ZeroBucket,
         wait_used: WaitUsed,
         wait_reduced: Callable[[], object],
         *,
-        ready: bool = True,
+        ready: bool,
     ) -> Future[Tensor]:
-        """Queue the step of a bucket; return the future that the hook returns.
-
-        ``wait_reduced`` waits until this rank's gradients are reduced, in the bucket. ``ready`` is
-        True if, on an accelerator, this does not block the host.
-        """
+        """Queue the step of a bucket; return the future that the hook returns."""
         ddp = self._ddp()
         # Under Join, ranks may run out of data. Join reads parameters at its end, unseen by hooks.
         joining = ddp is not None and is_joining(ddp)
@@ -180,7 +223,11 @@ class Overlap:
             self._entered = []
 
     def wait(self) -> None:
-        """Wait until all parameters are complete, and until a failed backward has ended."""
+        """Wait until all parameters are complete on this rank, and a failed backward has ended.
+
+        Work remains after backward only with ``into_forward=True``, or if backward failed. Call
+        this before you load a checkpoint.
+        """
         self.driver.queue.wait()
         self._wait_for_gathers()
 
@@ -190,12 +237,13 @@ class Overlap:
         self._pending.clear()
 
     def wait_for(self, params: Iterable[Tensor]) -> None:
+        """Wait until these parameters are complete on this rank."""
         if self._pending:
             for param in params:
-                gathering = self._pending.get(id(param))
-                if gathering is not None:
-                    gathering.work.wait()
-                    for done in gathering.params:
+                params_and_work = self._pending.get(id(param))
+                if params_and_work is not None:
+                    params_and_work[1].wait()
+                    for done in params_and_work[0]:
                         self._pending.pop(id(done), None)
 
     # ----------------------------------------------------------------- called in the queue's thread
@@ -242,8 +290,8 @@ class Overlap:
             self._step(owned, (), [bucket])
             return
         self._waiting.append((bucket, owned))
-        if self.clipping.is_needed:
-            self._addends.append(squared_norms(owned, plan))
+        if self._clipping.is_needed:
+            self._addends.append(_squared_norms(owned, plan))
         elif self._measured and not self._steps_at_once:
             self._addends.append(self._zero.measure(owned))
 
@@ -251,7 +299,7 @@ class Overlap:
         """Step all buckets, or skip the step."""
         waiting, self._waiting = self._waiting, []
         buckets = [bucket for bucket, _ in waiting]
-        if self.clipping.is_needed and not self._clip(buckets, without_data=without_data):
+        if self._clipping.is_needed and not self._clip(buckets, without_data=without_data):
             return
         steps = [(owned, [bucket]) for bucket, owned in waiting]
         if self._steps_at_once:
@@ -268,7 +316,7 @@ class Overlap:
         """Unscale and clip gradients; return False if the step is skipped."""
         squares = self._sum_addends(sum_vector).item()
         gradients = [gradient for one in buckets for gradient in one.gradients]
-        return self.clipping.apply(gradients, squares, without_data=without_data)
+        return self._clipping.apply(gradients, squares, without_data=without_data)
 
     @disable_compile
     def _step(
@@ -281,13 +329,24 @@ class Overlap:
         for bucket in buckets:
             if bucket.members:
                 work = self._zero.gather_over(self._gathers, bucket.paths)
-                self._pending.update(
-                    dict.fromkeys(map(id, bucket.params), _PendingGather(bucket.params, work))
-                )
+                self._pending.update(dict.fromkeys(map(id, bucket.params), (bucket.params, work)))
 
     def _sum_addends(self, summed: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the total of all ranks' addends. Collective, over the transport of the gathers.
+
+        DDP starts collectives at any time, and these must not mix with this sum. All ranks add the
+        numbers of parameters in the order of parameters, so the sum does not depend on buckets or
+        timing; with whole parameters, it does not depend on owners.
+        """
         addends, self._addends = self._addends, []
-        return total_over_ranks(addends, self._zero.plan, self._gathers, self._device, summed)
+        shape = addends[0].shape if addends else (len(self._zero.plan.specs),)
+        return summed(self._zero.sum_over_ranks(addends, shape, self._gathers))
+
+
+def _squared_norms(gradients: Gradients, plan: ShardPlan) -> Tensor:
+    """Return the sum of squares per parameter, as ``ZeroRedundancyOptimizer.measure`` does."""
+    every = ((path, one) for path, ranges in gradients.items() for _, _, one in ranges)
+    return vector_of(addends_of(every, 2.0), plan)
 
 
 def _merge_gradients(parts: Iterable[Gradients]) -> Gradients:
@@ -298,7 +357,7 @@ def _merge_gradients(parts: Iterable[Gradients]) -> Gradients:
     return found
 
 
-def _finish_gathers(pending: dict[int, _PendingGather], handles: list[RemovableHandle]) -> None:
+def _finish_gathers(pending: Pending, handles: list[RemovableHandle]) -> None:
     """Remove all hooks from parameters and modules, and wait for gathers."""
     for handle in handles:
         handle.remove()
@@ -312,9 +371,9 @@ def _finish_gathers(pending: dict[int, _PendingGather], handles: list[RemovableH
             )
 
 
-def _works(pending: dict[int, _PendingGather]) -> list[GatherWork]:
+def _works(pending: Pending) -> list[GatherWork]:
     """Return each gather once; a gather has several parameters."""
-    return list({id(one.work): one.work for one in list(pending.values())}.values())
+    return list({id(work): work for _, work in list(pending.values())}.values())
 
 
 def gather_device(zero: ZeroRedundancyOptimizer) -> torch.device:
