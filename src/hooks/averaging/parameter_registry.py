@@ -5,8 +5,8 @@ them. Here, a hook registers its state for each parameter in its buckets. The op
 these parameters finds the state, compares its count, saves it and loads it.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
 from weakref import ref
 
 from torch import Tensor
@@ -45,21 +45,9 @@ class ParameterRegistry(Generic[T]):
         return list(found.values())
 
 
-class HookMemory(Protocol):
-    """State that a communication hook keeps between backward passes."""
+HOOK_MEMORIES: ParameterRegistry[Any] = ParameterRegistry()
+"""The :class:`~hooks.averaging.contrib.PowerSGDMemory` of each parameter.
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, between two backward passes."""
-        ...
-
-    def check(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise ValueError if :meth:`load_state_dict` cannot load a state dict."""
-        ...
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state dict."""
-        ...
-
-
-HOOK_MEMORIES: ParameterRegistry[HookMemory] = ParameterRegistry()
-"""The memories of all parameters, saved and loaded by the optimizer that steps these parameters."""
+The optimizer that steps the parameters saves and loads it by ``state_dict``, ``check`` and
+``load_state_dict``.
+"""

@@ -12,7 +12,7 @@ from functional_optim.core.dynamo import disable_compile
 from functional_optim.core.format import format_value
 from functional_optim.frontends.loss_scale import Scaling
 from hooks.averaging.model_averager import ModelAverager, params_in
-from hooks.averaging.parameter_registry import HOOK_MEMORIES, HookMemory
+from hooks.averaging.parameter_registry import HOOK_MEMORIES
 from hooks.averaging.post_local_sgd_hook import HOOK_STATES, load_hooks, save_hooks
 from hooks.averaging.rank_means import has_mean
 
@@ -240,7 +240,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
     def _memories_for(
         self, saved: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[HookMemory, Mapping[str, Any]]]:
+    ) -> list[tuple[Any, Mapping[str, Any]]]:
         """Return each memory of these parameters, with the state dict that it is to load."""
         memories = HOOK_MEMORIES.find(params_in(self.param_groups)) if saved else []
         if len(memories) != len(saved):

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hooks.averaging.compression import Compression
-from sharding.transport import Range, Transport, make_transport
+from sharding.transport import Range, Transport
 from sharding.transport.groups import GroupRank, device_of, format_ranks, new_subgroup, ranks_of
 from sharding.transport.work import StreamEvent
 from sharding.zero.collective import all_gather_bytes
+from sharding.zero.groups import Transports
 
 DIGEST_BYTES = 8
 
@@ -79,7 +80,7 @@ class RankMeans:
     ) -> None:
         self._group = new_subgroup(group, ranks_of(group)) if background else group
         self._worker = ThreadPoolExecutor(1, "functional_optim averaging") if background else None
-        self._transports: dict[torch.device, Transport] = {}
+        self._transports = Transports(self._group)
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._bucket_bytes = bucket_bytes
 
@@ -145,16 +146,11 @@ class RankMeans:
             job()
             return StreamEvent(device)
 
-    def _transport(self, device: torch.device) -> Transport:
-        if device not in self._transports:
-            self._transports[device] = make_transport(self._group, device)
-        return self._transports[device]
-
     @torch.no_grad()
     def _gather(
         self, compression: Compression, payload: Tensor, out: Tensor, digest: bytes
     ) -> None:
-        transport = self._transport(payload.device)
+        transport = self._transports[payload.device]
         check_same_digest(self._group, digest, payload.device)
         count = payload.numel()
         ranges = [(count * rank, count * (rank + 1)) for rank in range(transport.size)]
@@ -173,7 +169,7 @@ class RankMeans:
         check_same_digest(self._group, digest, device)
         parts: list[tuple[Transport, Tensor, list[Range]]] = []
         for flat in flats:
-            transport, bucket = self._transport(flat.device), self._bucket_bytes
+            transport, bucket = self._transports[flat.device], self._bucket_bytes
             size = flat.numel() if bucket is None else max(1, bucket // flat.element_size())
             parts += [
                 (transport, part, even_ranges(part.numel(), transport.size))

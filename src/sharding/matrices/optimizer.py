@@ -106,7 +106,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         cost: Cost | None = None,
     ) -> None:
         require_gradients_alone(require_optimizer(optimizer), "MatrixOwnerOptimizer")
-        self._owners: Owners | None = None
+        self._built = False
         self._failed: Exception | None = None
         """The error of a step that failed on this rank after its rows were sent."""
         self._stand_ins = StandIns()
@@ -114,6 +114,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         self.register_state_dict_post_hook(_write_part)
         shards = find_shard_group(named_params(self.param_groups))
         self._owners = Owners(shards, self._stand_ins, policy, cost, self._optimizer_of)
+        self._built = True
         self._find_owners()
 
     @property
@@ -122,14 +123,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 
         The plan is the same on all ranks, which the constructor checks.
         """
-        found = self._known_owners.plan
-        assert found is not None, "made by the constructor"
-        return found
-
-    @property
-    def _known_owners(self) -> Owners:
-        assert self._owners is not None, "made by the constructor"
-        return self._owners
+        return self._owners.plan
 
     @staticmethod
     def _chains_of(optimizer: Optimizer) -> GroupChains:
@@ -142,7 +136,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         Raises:
             TypeError, ValueError: as for the constructor. Nothing has changed.
         """
-        if self._owners is None:  # the constructor checks all parameters together
+        if not self._built:  # the constructor checks all parameters together
             super().add_param_group(param_group)
             return
         group: Any = param_group
@@ -158,12 +152,12 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 
     def _add_group(self, group: Any) -> None:
         super()._add_group(group)
-        if self._owners is not None:
+        if self._built:
             self._find_owners()
 
     def _find_owners(self) -> None:
         params = named_params(self.param_groups)
-        self._known_owners.extend(params, self.param_groups, self._chain_of)
+        self._owners.extend(params, self.param_groups, self._chain_of)
         for param in params.values():  # torch's helpers make a step if a parameter has no state
             self.state.setdefault(param, {})
         self._complete_all()
@@ -179,7 +173,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     # ---------------------------------------------------------- the tensors that this rank steps
 
     def _complete_state(self, number: int) -> None:
-        if self._owners is not None:
+        if self._built:
             super()._complete_state(number)
 
     def _tensors(self, number: int) -> list[Tensor]:
@@ -197,7 +191,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     def _step_now(self, loss: Any, extra: Mapping[str, Any]) -> None:
         """Gather matrices, step them and the local rows of other parameters, and return rows."""
         check_extra(self._optimizer.links, extra)  # it takes no inputs
-        owners, attempt = self._known_owners, Attempt()
+        owners, attempt = self._owners, Attempt()
         attempt.error = self._failed
         self._stand_ins.refresh()
         groups = attempt.run(self._groups) or []  # checks the options before rows are sent
@@ -234,7 +228,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     def _local_gradients(self) -> dict[str, Tensor]:
         """Return the local part of each gradient, by the path of its parameter."""
         found = {}
-        for path, param in self._known_owners.params.items():
+        for path, param in self._owners.params.items():
             grad = param.grad
             if grad is not None:
                 found[path] = local_gradient(param, grad, path) if is_dtensor(param) else grad
@@ -244,7 +238,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         self, grads: Mapping[str, Tensor], mask: Mapping[str, bool]
     ) -> dict[int, Tensor | None]:
         """Return the gradients of the stand-ins of this rank, by ``id`` of the stand-in."""
-        owners = self._known_owners
+        owners = self._owners
         found = {id(one.whole): one.grad for one in owners.exchange.matrices if mask[one.path]}
         for path, grad in grads.items():
             one = self._stand_ins.by_param.get(id(owners.params[path]))
@@ -260,7 +254,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         Returns:
             True if matrices have a gradient for the first time, and are stepped from now on.
         """
-        owners = self._known_owners
+        owners = self._owners
         if not self.plan.specs:
             return False
         present = list(mask.values())
@@ -276,14 +270,14 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 
     def _send_rows(self, attempt: Attempt) -> list[PendingRows]:
         """Start to send the rows of all matrices to their ranks; empty if there are none."""
-        exchange = self._known_owners.exchange
+        exchange = self._owners.exchange
         return [exchange.scatter(attempt.header(), _whole)] if exchange.matrices else []
 
     def _receive(
         self, sent: Sequence[PendingRows], attempt: Attempt, mask: Mapping[str, bool]
     ) -> None:
         """Copy received rows of matrices that may have changed."""
-        owners = self._known_owners
+        owners = self._owners
         matrices, rows = owners.exchange.matrices, dict[str, Tensor]()
         failed = [False]
         for one in sent:
@@ -298,7 +292,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 
     def _viewed(self) -> list[Tensor]:
         """Return the evaluation value of each parameter, sharded like the parameter. Collective."""
-        owners = self._known_owners
+        owners = self._owners
         stepped = params_of_groups(self._stepped_groups())
         views = dict(zip(map(id, stepped), super()._viewed(), strict=True))
         _, rows = owners.exchange.scatter(Attempt().header(), lambda one: views[id(one.whole)])()
@@ -329,7 +323,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
             ValueError: a part of another rank, or of another plan; else as for
                 :class:`~functional_optim.TorchOptimizer`. Nothing has changed.
         """
-        super().load_state_dict(local_state(state_dict, self.param_groups, self._known_owners))
+        super().load_state_dict(local_state(state_dict, self.param_groups, self._owners))
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(
@@ -341,7 +335,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 def _write_part(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
     """Replace the state of a state dict by this rank's part, before any other hook."""
     assert isinstance(optimizer, MatrixOwnerOptimizer)
-    owners = optimizer._known_owners  # noqa: SLF001
+    owners = optimizer._owners  # noqa: SLF001
     state_dict.update(part_of_state(state_dict, optimizer.param_groups, owners))
 
 

@@ -14,6 +14,7 @@ from sharding.matrices.agreement import Attempt
 from sharding.matrices.exchange import OwnedMatrix, RowExchange
 from sharding.matrices.shard_group import ShardGroup, check_rows, is_cut
 from sharding.matrices.stand_ins import StandIn, StandIns, empty_like_whole
+from sharding.pieces import NO_PIECES
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
 from sharding.shard_plan import plan as make_plan
@@ -50,7 +51,7 @@ class Owners:
         self.transports = Transports(shards.group)
         self._policy = named_policy(policy)
         self._cost = StepCost(lambda spec: optimizer_of(spec.group)) if cost is None else cost
-        self.plan: ShardPlan | None = None
+        self.plan = ShardPlan(shards.size, (), NO_PIECES)
         """The plan of all sharded parameters that are stepped as a whole."""
         self.params: dict[str, Tensor] = {}
         """Every parameter, by path, in the order of the parameter groups."""
@@ -85,10 +86,10 @@ class Owners:
         self.activate(path for path, one in matrices.items() if one.requires_grad)
 
     def _make_plan(self, specs: Sequence[ParameterSpec]) -> ShardPlan:
-        if self.plan is None:
-            made = make_plan(specs, self.shards.size, self._policy, cost=self._cost)
-        else:
+        if self.plan.specs:
             made = self.plan.extended(specs, policy=self._policy, cost=self._cost)
+        else:
+            made = make_plan(specs, self.shards.size, self._policy, cost=self._cost)
         if not made.is_whole or made.replicas != 1:
             raise ValueError(
                 f"the policy {made.policy!r} cuts parameters or makes replicas, and each matrix is "
@@ -107,7 +108,6 @@ class Owners:
         new = []
         for path in paths:
             param = self.idle.pop(path)
-            assert self.plan is not None, "made before"
             assert is_cut(param), "only sharded parameters are planned"
             (owners, _, _), *_ = self.plan.owners(path)
             whole = grad = None
@@ -122,10 +122,8 @@ class Owners:
 
     def matrices(self) -> set[str]:
         """Return the paths of all matrices."""
-        assert self.plan is not None, "made before"
         return {spec.path for spec in self.plan.specs}
 
     def owned(self) -> list[str]:
         """Return the paths of the matrices that this rank owns."""
-        assert self.plan is not None, "made before"
         return [one.path for one in self.plan.owned(self.shards.rank)]

@@ -112,6 +112,5 @@ def _own_rows(owners: Owners, param: Tensor) -> Range:
 
 def _origin(owners: Owners) -> str:
     """Return an identifier of this rank's part: equal only for the same rank of an equal plan."""
-    shards, plan = owners.shards, owners.plan
-    assert plan is not None, "made before"
-    return f"rank {shards.rank} of {shards.size} with plan {plan.digest[:16]}"
+    shards = owners.shards
+    return f"rank {shards.rank} of {shards.size} with plan {owners.plan.digest[:16]}"
