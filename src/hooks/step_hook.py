@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import torch.distributed as dist
 from torch import Tensor
@@ -13,22 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import State
 from functional_optim.core.dynamo import disable_compile
 from hooks.buckets import bucket_gradients
-from hooks.communication import Communication
-from hooks.driver import BucketDriver, Hook, WaitUsed
+from hooks.driver import BucketDriver, Hook
 from hooks.optimizer_state import OptimizerState
 from hooks.profiling import named_range
 
 RANGE = "functional_optim.step_hook"
 """Name of a step in traces of torch.profiler."""
-
-
-class _Bucket(NamedTuple):
-    """Parameters of a GradBucket that the hook steps."""
-
-    names: list[str]
-    gradients: list[Tensor]
-    number: int
-    last: bool
 
 
 @overload
@@ -131,76 +121,52 @@ def build_hook(
     optimizer_state: OptimizerState, inner_hook: Hook = allreduce_hook, *, in_order: bool = False
 ) -> Hook:
     """Return the hook of :func:`step_hook`, without registering it."""
-    stepper = _Stepper(optimizer_state, in_order=in_order)
+    driver = BucketDriver(
+        optimizer_state.process_group,
+        optimizer_state.reduced,
+        optimizer_state.params,
+        may_leave_unused=optimizer_state.may_leave_unused,
+        in_order=in_order,
+    )
+    driver.expect(optimizer_state.params)
+    # Names and gradients of the parameters to step next.
+    waiting: list[tuple[str, Tensor]] = []
 
     @disable_compile
     def hook(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-        own, wait_used = stepper.add_bucket(bucket)
-        communication = stepper.driver.communicate(inner_hook, state, bucket)
-        return stepper.driver.submit(
-            own.number,
-            lambda: stepper.step(own, wait_used, communication),
-            bucket.buffer().device,
-            ready=communication.ready,
-        )
+        position, buffer = driver.position_of(bucket), bucket.buffer()
+        own: list[tuple[str, Tensor, Tensor]] = []
+        params = bucket.parameters()
+        for param, gradient in zip(params, bucket_gradients(buffer, params), strict=True):
+            name = optimizer_state.name_of(param)
+            if name is not None:
+                own.append((name, param, gradient))
+        driver.add_bucket(position, [name for name, _, _ in own])
+        wait_used = driver.exchange_used([param for _, param, _ in own], buffer.device)
+        communication = driver.communicate(inner_hook, state, bucket)
+
+        def step() -> Tensor:
+            if position.number == 0:
+                waiting.clear()
+            reduced = communication.wait()
+            for (name, _, gradient), is_used in zip(own, wait_used(), strict=True):
+                if is_used:  # a sparse result has no views
+                    waiting.append((name, reduced if reduced.is_sparse else gradient))
+            if position.last or not optimizer_state.measured:
+                pairs = [*waiting]
+                waiting.clear()
+                _step(optimizer_state, pairs)
+            if position.last:
+                optimizer_state.end_iteration()
+            return reduced
+
+        return driver.submit(position.number, step, buffer.device, ready=communication.ready)
 
     return hook
 
 
-class _Stepper:
-    """State of the hook between buckets."""
-
-    def __init__(self, optimizer_state: OptimizerState, *, in_order: bool) -> None:
-        self._state = optimizer_state
-        self.driver = BucketDriver(
-            optimizer_state.process_group,
-            optimizer_state.reduced,
-            optimizer_state.params,
-            may_leave_unused=optimizer_state.may_leave_unused,
-            in_order=in_order,
-        )
-        self.driver.expect(optimizer_state.params)
-        self._waiting: list[tuple[_Bucket, list[bool]]] = []
-
-    def add_bucket(self, bucket: dist.GradBucket) -> tuple[_Bucket, WaitUsed]:
-        """Add a bucket, and start to ask which of its parameters were used."""
-        position = self.driver.position_of(bucket)
-        buffer, params = bucket.buffer(), bucket.parameters()
-        own = _Bucket([], [], position.number, position.last)
-        stepped = []
-        for param, gradient in zip(params, bucket_gradients(buffer, params), strict=True):
-            name = self._state.name_of(param)
-            if name is not None:
-                stepped.append(param)
-                own.names.append(name)
-                own.gradients.append(gradient)
-        self.driver.add_bucket(position, own.names)
-        return own, self.driver.exchange_used(stepped, buffer.device)
-
-    def step(self, own: _Bucket, wait_used: WaitUsed, communication: Communication) -> Tensor:
-        """Wait for a bucket, and step its parameters; with the last bucket, those that wait."""
-        if own.number == 0:
-            self._waiting = []
-        reduced = communication.wait()
-        if reduced.is_sparse:  # a sparse result has no views
-            own = own._replace(gradients=[reduced] * len(own.gradients))
-        self._waiting.append((own, wait_used()))
-        if own.last or not self._state.measured:
-            waiting, self._waiting = self._waiting, []
-            self._step_buckets(waiting)
-        if own.last:
-            self._state.end_iteration()
-        return reduced
-
-    @disable_compile
-    def _step_buckets(self, buckets: Sequence[tuple[_Bucket, list[bool]]]) -> None:
-        """Step the parameters of these buckets in one call."""
-        names: list[str] = []
-        gradients: list[Tensor] = []
-        for bucket, used in buckets:
-            for name, gradient, is_used in zip(bucket.names, bucket.gradients, used, strict=True):
-                if is_used:
-                    names.append(name)
-                    gradients.append(gradient)
-        with named_range(RANGE):
-            self._state.step_some(names, gradients)
+@disable_compile
+def _step(optimizer_state: OptimizerState, pairs: Sequence[tuple[str, Tensor]]) -> None:
+    """Step parameters in one call, by name and gradient."""
+    with named_range(RANGE):
+        optimizer_state.step_some([name for name, _ in pairs], [grad for _, grad in pairs])

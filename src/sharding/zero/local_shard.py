@@ -16,6 +16,7 @@ from functional_optim.frontends.recipe import GroupChain
 from functional_optim.frontends.torch_entries import leaf_state
 from functional_optim.optimizer.bound_buffer import copy_states
 from functional_optim.plan.step_counts import is_step_count
+from sharding.ownership import OwnedRange
 
 FieldKind = Literal["element", "block", "leaf"]
 """A state tensor has an entry for each element, or for each block, or has any other shape."""
@@ -41,15 +42,6 @@ class LocalShard:
     _kinds: dict[str, FieldKind] | None = field(default=None, repr=False)
     _init_hypers: tuple[Any, ...] | None = field(default=None, repr=False)
     """The hyper-parameters with which the state was created."""
-
-    @property
-    def numel(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def is_trainable(self) -> bool:
-        """Return True if the parameter is trainable now."""
-        return self.param.requires_grad
 
     @property
     def has_state(self) -> bool:
@@ -133,23 +125,29 @@ class LocalShard:
             RuntimeError: a sparse gradient, for a part of a parameter.
             TypeError, ValueError: the gradient does not fit.
         """
-        grad = self._slice_gradient(given) if isinstance(given, Tensor) else given
+        grad: Tensor = given
+        if isinstance(given, Tensor):
+            if given.shape == self.param.shape:
+                grad = slice_gradient(given, self)
+            elif self.whole and given.dim() == 1 and given.numel() == self.param.numel():
+                grad = given.reshape(self.param.shape)
         check_grad(self.tensor, grad, self.path)
         return grad.detach() if grad.requires_grad else grad
 
-    def _slice_gradient(self, grad: Tensor) -> Tensor:
-        in_shape = grad.shape == self.param.shape
-        if self.whole:
-            flat = not in_shape and grad.dim() == 1 and grad.numel() == self.numel
-            return grad.reshape(self.param.shape) if flat else grad
-        if not in_shape:
-            return grad
-        if grad.layout != torch.strided:
-            raise RuntimeError(
-                f"the gradient of {self.path!r} is sparse, and the parameter is cut between ranks; "
-                "take a policy that leaves parameters whole, or dense gradients"
-            )
-        return grad.reshape(-1)[self.start : self.stop]
+
+def slice_gradient(grad: Tensor, one: LocalShard | OwnedRange) -> Tensor:
+    """Return the gradient of a range of elements, from that of its whole parameter.
+
+    Raise RuntimeError for a sparse gradient of a parameter that is cut.
+    """
+    if one.whole:
+        return grad
+    if grad.layout != torch.strided:
+        raise RuntimeError(
+            f"the gradient of {one.path!r} is sparse, and the parameter is cut between ranks; "
+            "take a policy that leaves parameters whole, or dense gradients"
+        )
+    return grad.reshape(-1)[one.start : one.stop]
 
 
 def field_kinds_of(chain: GroupChain, like: Tensor) -> dict[str, FieldKind]:

@@ -104,7 +104,7 @@ class LocalShards:
             return
         bare, self._bare, begun = self._bare, [], list[LocalShard]()
         for one in bare:
-            is_stepped = one.is_trainable or one.param.grad is not None
+            is_stepped = one.param.requires_grad or one.param.grad is not None
             chosen = is_stepped or one.path in wanted or self._has_frozen_state(one)
             (begun if chosen else self._bare).append(one)
         made = [one.init_entries(self.chain_of(one, groups)) for one in begun]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from functional_optim.frontends.gradient_norms import addend, addends, clip, combine_addends, scale_
 from sharding.zero.groups import vector_at, vector_of
+from sharding.zero.local_shard import slice_gradient
 from sharding.zero.range_step_mixin import RangeStepMixin
 
 
@@ -77,8 +78,7 @@ def _owned(zero: RangeStepMixin) -> Iterator[tuple[int, str, Tensor]]:
     for position, one in zip(positions, plan.owned(zero.rank), strict=True):
         grad = zero.params[one.path].grad
         if grad is not None:
-            part = grad if one.whole else grad.reshape(-1)[one.start : one.stop]
-            yield position, one.path, part
+            yield position, one.path, slice_gradient(grad, one)
 
 
 def _check_sparse_gradients(zero: RangeStepMixin) -> None:

@@ -247,7 +247,7 @@ class ShardOptimizer(torch.optim.Optimizer):
     def _expected(self) -> list[LocalShard]:
         """Return the shards that this iteration is to step."""
         every = self.owned.every()
-        return [one for one in every if one.is_trainable and one.path not in self._skipped]
+        return [one for one in every if one.param.requires_grad and one.path not in self._skipped]
 
     def step_some(
         self, shards: tuple[LocalShard, ...], gradients: Gradients, measured: Sequence[Tensor]

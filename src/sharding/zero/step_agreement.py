@@ -24,6 +24,7 @@ from functional_optim.frontends.loss_scale import Scaling
 from functional_optim.frontends.torch_groups import options_of
 from sharding.ownership import OwnedRange
 from sharding.zero.collective import all_gather_bytes
+from sharding.zero.local_shard import slice_gradient
 from sharding.zero.range_step_mixin import RangeStepMixin
 from sharding.zero.stream import Stream
 
@@ -119,7 +120,7 @@ def _gradient_of_range(grad: Tensor | None, one: OwnedRange) -> Tensor | None:
             f"the gradient of {one.path!r} is sparse; under Join, gradients are handed from rank "
             "to rank, and must be dense"
         )
-    return grad if one.whole else grad.reshape(-1)[one.start : one.stop]
+    return slice_gradient(grad, one)
 
 
 def _copy_options(group: dict[str, Any], options: dict[str, Any]) -> None:
