@@ -124,6 +124,8 @@ class BucketDriver:
         Called before the bucket is communicated: collectives must start in the same order on all
         ranks, and an inner hook may start some of its collectives later, from a callback.
         """
+        if self._before is not None:
+            self._before.block()
         if self._usage is None or not params:
             return lambda: [True] * len(params)
         return self._usage.exchange([self._names.get(id(one), "") for one in params], device)
@@ -134,8 +136,6 @@ class BucketDriver:
         The mean of torch's ``allreduce_hook`` is computed here instead: a thread of gloo would call
         and free the hook's callback.
         """
-        if self._before is not None:
-            self._before.block()
         if inner is allreduce_hook and (state is None or isinstance(state, dist.ProcessGroup)):
             found: Communication = AllReduceMean(
                 self.group if state is None else state, bucket.buffer()
