@@ -230,12 +230,12 @@ def _steps_of_uncounted(
 
     If the next step depends on a count that is not known, raise ValueError.
     """
-    if starts_in_first_step(stages, hypers, param):
-        # torch does not count steps of optimizers that create their state in the first step
-        return int(any(bool(value.any()) for value in given.values()))
     with torch.no_grad():
         start = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
     filled = {key for key, value in given.items() if not _is_initial_value(value, start[key])}
+    if starts_in_first_step(stages, hypers, param):
+        # torch does not count steps of optimizers that create their state in the first step
+        return int(bool(filled))
     if filled and reinit and count is not None:
         starts = chain.from_iterable(starts_as_param(stages, hypers, param.shape, param.dtype))
         keys = (
