@@ -258,7 +258,9 @@ def _build_optimizer(make: Make, request: _Request) -> torch.optim.Optimizer:
     if isinstance(optimizer, TorchOptimizer):
         chain = optimizer.chain
         measured = [stage.name for stage in chain.stages if is_measured(stage)]
-        measured += [one.stage.name for one in chain.links if has_shared_state((one,))]
+        measured += [
+            one.stage.name for one in chain.links if has_shared_state((one,), chain.overrides)
+        ]
         if measured:
             raise ValueError(
                 f"{measured[0]} needs the gradients of all parameters before any of them is "

@@ -163,7 +163,7 @@ def _check_state(
     names, spec = flatten({name: name for name in params}, "")
     leaves = dict(zip(names, leaf_states(spec, state), strict=True))
     chains = dict(zip(names, optimizer.chains_for(params), strict=True))
-    check_shared(optimizer.links, state.shared)
+    check_shared(optimizer, state.shared)
     for name, leaf in leaves.items():
         check_leaf(StepLeaf(0, params[name], leaf, chains[name], name), None)
     return leaves

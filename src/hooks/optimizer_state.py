@@ -146,7 +146,8 @@ class OptimizerState(torch.optim.Optimizer):
 
         This includes chains whose steps change shared scalars.
         """
-        return has_shared_state(self.chain.links) or any(map(is_measured, self.chain.stages))
+        shares = has_shared_state(self.chain.links, self.chain.overrides)
+        return shares or any(map(is_measured, self.chain.stages))
 
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next backward on.

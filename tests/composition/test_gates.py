@@ -15,6 +15,7 @@ from functional_optim import (
     apply_if_finite,
     chain,
     clip_by_global_norm,
+    on_global_step,
     partition,
     sam,
     sgd,
@@ -90,6 +91,20 @@ def test_schedules_behind_a_gate_count_its_steps() -> None:
         params, state = optimizer.update(params, {"w": torch.ones(1)}, state)
         seen.append(before - params["w"].item())
     assert seen == [0.0, 1.0, 0.0, 0.75, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_schedule_of_a_gate_counts_its_calls(marked: bool) -> None:
+    """The schedule of ``rho`` goes on after the gate has opened."""
+    rho = linear(0.8, to=0.0, steps=8)
+    optimizer = chain(sam(rho=on_global_step(rho) if marked else rho), sgd(0.0))
+    params, state = torch.zeros(1), optimizer.init(torch.zeros(1))
+    found = []
+    for _ in range(4):
+        away, state = optimizer.update(params, torch.ones(1), state)
+        params, state = optimizer.update(away, torch.ones(1), state)
+        found.append(float(away))
+    assert found == pytest.approx([0.8, 0.6, 0.4, 0.2])
 
 
 def bad(step: int, value: float) -> dict[str, Tensor]:

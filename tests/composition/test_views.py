@@ -9,6 +9,7 @@ from torch import Tensor
 from functional_optim import (
     NoState,
     Rule,
+    TorchOptimizer,
     adamw,
     chain,
     ema,
@@ -180,6 +181,38 @@ def test_a_global_schedule_goes_on_for_a_leaf_that_misses_steps() -> None:
             params, state = optimizer.update(params, {"a": torch.ones(1), "b": b}, state)
         moved[marked] = -params["b"].item()
     assert moved == {False: 1.0, True: 0.625}
+
+
+def test_a_global_schedule_of_an_override_counts_all_steps() -> None:
+    """This holds for trees and for groups, if the parameter misses steps."""
+    schedule = on_global_step(linear(1.0, to=0.0, steps=8))
+    optimizer = sgd(0.0).override(("a",), lr=schedule)
+    params: Any = {"a": torch.zeros(1), "b": torch.zeros(1)}
+    owned = {name: torch.nn.Parameter(one.clone()) for name, one in params.items()}
+    state, trainer = optimizer.init(params), TorchOptimizer(owned.items(), optimizer)
+    for step in range(4):
+        grads = {"a": torch.ones(1) if step in (1, 3) else None, "b": torch.ones(1)}
+        params, state = optimizer.update(params, grads, state)
+        for name, param in owned.items():
+            param.grad = grads[name]
+        trainer.step()
+    assert params["a"].item() == owned["a"].item() == -(0.875 + 0.625)
+
+
+def test_a_global_schedule_needs_an_optimizer_that_counts_steps() -> None:
+    """A group and a bound optimizer refuse the schedule, and change nothing."""
+    lr, weight = on_global_step(linear(1.0, to=0.0, steps=8)), torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    trainer = TorchOptimizer([{"params": [weight], "lr": lr}], sgd(0.5))
+    with pytest.raises(ValueError, match=r"sgd: lr is on_global_step\(.*does not count its steps"):
+        trainer.step()
+    assert weight.item() == 1.0
+    bound = sgd(0.5).bind({"a": torch.ones(1)})
+    bound.gradients["a"].fill_(1.0)
+    bound.set_hyper(lr=lr)
+    with pytest.raises(ValueError, match="does not count its steps"):
+        bound.step(bound.gradients)
+    assert bound.params["a"].item() == 1.0
 
 
 def test_every_composed_state_says_where_each_tensor_is() -> None:

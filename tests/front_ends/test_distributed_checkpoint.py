@@ -136,3 +136,34 @@ def test_a_schedule_is_not_saved_and_the_reader_keeps_its_own(
     set_optimizer_state_dict(*other, state["optim"])
     other[0].load_state_dict(one[0].state_dict())
     train(one, other, twin, seeds=range(2, 5))
+
+
+@each(option=OPTIONS)
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_folder_of_damped_momentum_is_loaded_before_the_first_step(
+    option: str, tmp_path: Path
+) -> None:
+    """``dcp.load`` reads the momentum, although torch creates it in the first step."""
+    one, other = made("ours", "SGD dampening"), made("ours", "SGD dampening")
+    train(one, seeds=range(2))
+    written = get_optimizer_state_dict(*one, options=OPTIONS[option])
+    dcp.save({"optim": written}, checkpoint_id=tmp_path / option)
+    read = {"optim": get_optimizer_state_dict(*other, options=OPTIONS[option])}
+    dcp.load(read, checkpoint_id=tmp_path / option)
+    set_optimizer_state_dict(*other, read["optim"], options=OPTIONS[option])
+    other[0].load_state_dict(one[0].state_dict())
+    train(one, other, seeds=range(10, 12))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_load_without_the_momentum_of_earlier_steps_is_refused(tmp_path: Path) -> None:
+    one, other = made("ours", "SGD dampening"), made("ours", "SGD dampening")
+    train(one, seeds=range(2))
+    dcp.save({"optim": one[1].state_dict()}, checkpoint_id=tmp_path)
+    read = {"optim": other[1].state_dict()}
+    dcp.load(read, checkpoint_id=tmp_path)
+    before = copy.deepcopy(other[1].state_dict())
+    with pytest.raises(ValueError, match=r"stepped 2 times, .* no momentum_buffer.*dcp\.load"):
+        other[1].load_state_dict(read["optim"])
+    assert other[1].state_dict().keys() == before.keys()
+    assert [group["lr"] for group in other[1].param_groups] == [0.1, 0.02]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedules
 
-from functional_optim import TorchOptimizer, adamw, chain, freeze, sgd
+from functional_optim import TorchOptimizer, adamw, chain, freeze, linear, sgd
 from functional_optim.remote import DistributedOptimizer
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import each
@@ -153,3 +153,16 @@ def test_a_checkpoint_without_a_schedule_leaves_that_of_the_optimizer(maker: str
     step(other)
     assert other.param_groups[0]["lr"](1.0) == 0.5
     assert float(other.param_groups[0]["params"][0].detach()[0]) == 0.5
+
+
+def test_a_schedule_goes_on_if_momentum_is_turned_on() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = TorchOptimizer([weight], sgd(lr=linear(1.0, to=0.0, steps=4)))
+    moved = []
+    for step in range(4):
+        if step == 2:
+            optimizer.param_groups[0]["momentum"] = 0.5
+        weight.grad, before = torch.ones(1), weight.item()
+        optimizer.step()
+        moved.append(before - weight.item())
+    assert moved == [1.0, 0.75, 0.5, 0.375]

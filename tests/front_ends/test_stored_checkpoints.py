@@ -23,6 +23,7 @@ from functional_optim import (
     Optimizer,
     TorchOptimizer,
     adamw,
+    linear,
     sgd,
     stored,
     to_torch_state_dict,
@@ -246,3 +247,11 @@ def test_numbers_that_are_no_codes() -> None:
         assert not are_codes(storage.decode(storage.encode(value, None, 1)))
     for value in ([1.0], [126.0], [127.5], [256.0], [-127.0], [float("nan")], [float("inf")]):
         assert not are_codes(torch.tensor(value))
+
+
+def test_momentum_in_codes_before_the_first_step_is_no_step() -> None:
+    """Codes of zeros are not zeros. The step count stays 0, so a schedule has its first value."""
+    optimizer = stored(sgd(lr=linear(1.0, to=0.0, steps=4), momentum=0.9), state="int8")
+    one, other = (TorchOptimizer(model().parameters(), optimizer) for _ in range(2))
+    other.load_state_dict(one.state_dict())
+    assert [int(entries["step"]) for entries in other.state.values()] == [0, 0]

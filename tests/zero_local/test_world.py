@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -224,6 +225,25 @@ def test_a_world_goes_on_from_call_to_call() -> None:
     for _ in range(2):
         world.run(lambda group: dist.all_reduce(flats[group.rank()], group=group))
     assert [flat.tolist() for flat in flats] == [[2.0, 2.0], [2.0, 2.0]]
+
+
+class SlowEnd:
+    """Object that takes a while to delete."""
+
+    def __del__(self) -> None:
+        time.sleep(0.3)
+
+
+def test_no_thread_of_a_rank_runs_after_the_call() -> None:
+    """Python aborts a program that ends while such a thread deletes tensors."""
+    own, threads = threading.local(), list[threading.Thread]()
+
+    def run(group: Any) -> None:
+        threads.append(threading.current_thread())
+        own.value = SlowEnd()  # deleted at the end of the thread
+
+    LocalWorld(2).run(run)
+    assert [thread.is_alive() for thread in threads] == [False, False]
 
 
 def test_what_no_world_is() -> None:

@@ -10,12 +10,12 @@ from functional_optim.core.hyper import copy_tensors, hash_key
 from functional_optim.core.links import (
     Links,
     apply_changes,
+    counts_steps,
     hyper_values,
     is_composed,
     parse_changes,
     replace_values,
 )
-from functional_optim.core.on_global_step import has_global_schedule
 from functional_optim.core.overrides import LeafChain, Override, chain_at, chains_of
 from functional_optim.core.selectors import Listed, Shape, Where, check_where, if_any, is_selected
 from functional_optim.core.stage import Link, Stage
@@ -58,9 +58,7 @@ class Chain:
     """True if leaves have different stages or extra inputs, or there is shared state."""
 
     def __post_init__(self) -> None:
-        changed = [(value,) for _, changes in self.overrides for *_, value in changes]
-        composes = is_composed(self.links) or has_global_schedule(changed)
-        object.__setattr__(self, "is_composed", composes)
+        object.__setattr__(self, "is_composed", is_composed(self.links, self.overrides))
         object.__setattr__(self, "stages", tuple(link.stage for link in self.links))
 
     @property
@@ -242,7 +240,7 @@ def require_one_chain(optimizer: Chain, what: str) -> None:
         return
     require_gradients_alone(optimizer, what)
     for link in optimizer.links:
-        counts = has_global_schedule([link.hyper])
+        counts = counts_steps((link,), optimizer.overrides)
         if link.where is not None or link.stage.combine is not None or counts:
             why = "keeps numbers that belong to no leaf"
             if link.where is not None:

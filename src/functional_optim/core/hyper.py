@@ -19,6 +19,7 @@ from torch import Tensor
 
 from functional_optim.bounds import ANY, Interval
 from functional_optim.core.format import format_value, function_name
+from functional_optim.core.on_global_step import require_counted
 from functional_optim.core.scalars import carries_derivative, concrete
 from functional_optim.core.schedule_value import ScheduleValue
 
@@ -376,6 +377,7 @@ def _resolve(label: str, kind: Any, value: Any, bound: Interval, step: float | T
         # Other tensors keep their dtype, since torch.optim computes in this dtype.
         return value.to(torch.float64) if carries_derivative(value) else value
     if callable(value):
+        require_counted(label, value)
         made = _normalize(f"{label} (from its schedule)", kind, _at(value, step - 1, label), bound)
         return _resolve(label, kind, made, bound, step)
     if isinstance(value, tuple):

@@ -328,13 +328,19 @@ def replace_values(links: Links, changes: Mapping[str, Any]) -> Links:
     return apply_changes(links, parse_changes(links, changes)) if changes else links
 
 
-def has_shared_state(links: Links) -> bool:
+def counts_steps(links: Links, overrides: Iterable[tuple[Any, Any]] = ()) -> bool:
+    """Return True if the optimizer, or an override of it, has a schedule on the global step."""
+    changed = [(value,) for _, changes in overrides for *_, value in changes]
+    return has_global_schedule([*(link.hyper for link in links), *changed])
+
+
+def has_shared_state(links: Links, overrides: Iterable[tuple[Any, Any]] = ()) -> bool:
     """Return True if the optimizer has shared scalars, or a count of its own steps."""
     has_scalars = any(link.stage.combine is not None for link in links)
-    return has_scalars or has_global_schedule(link.hyper for link in links)
+    return has_scalars or counts_steps(links, overrides)
 
 
-def is_composed(links: Links) -> bool:
+def is_composed(links: Links, overrides: Iterable[tuple[Any, Any]]) -> bool:
     """Return True if leaves have different stages or extra inputs, or there is shared state."""
     differs = any(link.where is not None or link.stage.inputs for link in links)
-    return differs or has_shared_state(links)
+    return differs or has_shared_state(links, overrides)

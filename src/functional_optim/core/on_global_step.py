@@ -53,19 +53,30 @@ def on_global_step(schedule: Callable[[Any], Any]) -> OnGlobalStep:
 def has_global_schedule(hypers: Iterable[Any]) -> bool:
     """Return True if a hyper-parameter is a schedule on the global step."""
     return any(
-        _global_schedule(value) is not None
+        global_schedule(value) is not None
         for hyper in hypers
         for one in hyper
         for value in (one if isinstance(one, tuple) else (one,))
     )
 
 
-def _global_schedule(value: Any) -> OnGlobalStep | None:
+def global_schedule(value: Any) -> OnGlobalStep | None:
     """Return the schedule on the global step that a value is, or has as ``schedule``; else None."""
     if type(value) in {int, float}:  # torch.compile refuses getattr on a number that changes
         return None
     found = value if isinstance(value, OnGlobalStep) else getattr(value, "schedule", None)
     return found if isinstance(found, OnGlobalStep) else None
+
+
+def require_counted(label: str, value: Any) -> None:
+    """Raise ValueError for a schedule on the global step, where no state counts these steps."""
+    if global_schedule(value) is not None:
+        raise ValueError(
+            f"{label} is {value!r}, and this optimizer does not count its steps, since it was made "
+            "without such a schedule: make the optimizer with it, as in "
+            "sgd(lr=on_global_step(...)), or leave out on_global_step, to count the steps of each "
+            "parameter"
+        )
 
 
 def at_global_step(hyper: Any, step: Any) -> Any:
@@ -78,7 +89,7 @@ def at_global_step(hyper: Any, step: Any) -> Any:
 def _at_step(value: Any, step: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_at_step(one, step) for one in value)
-    found = _global_schedule(value)
+    found = global_schedule(value)
     return value if found is None else partial(_call_at, found.schedule, step)
 
 

@@ -162,11 +162,7 @@ def from_entries(
                 "there"
             )
     if wanted and not given:
-        with torch.no_grad():
-            start = init_leaf(stages, hypers, param)
-        late = not entries and not starts_in_first_step(stages, hypers, param)
-        # With a count for the group, a late parameter has the step count of the others.
-        return start._replace(step=_as_step(group_step)) if late and group_step else start
+        return _state_without_tensors(stages, hypers, param, entries, group_step, layout)
     step = entries.get("step", group_step)
     is_counted = counted and step is not None
     if given and not is_counted and (step is None or int(step) == 0) and not has_begun(entries):
@@ -177,12 +173,39 @@ def from_entries(
         for field in fields:  # a comprehension is a call
             values.append(_value(field, given, param.dtype))  # noqa: PERF401
         states.append(() if kind is None else kind(*values))
-    gates = tuple(
-        [GateCounts(*(_as_step(entries.get(key, 0)) for key in names)) for names in layout.gates]
-    )
+    gates = _gate_counts(layout, entries)
     state = LeafState(_as_step(0 if step is None else step), tuple(states), gates)
     check_leaf_state(stages, hypers, param, state, name)
     return state
+
+
+def _state_without_tensors(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    param: Tensor,
+    entries: Mapping[str, Any],
+    group_step: Any,
+    layout: EntryLayout,
+) -> LeafState:
+    """Return the state for entries that have no tensors, except counts."""
+    with torch.no_grad():
+        start = init_leaf(stages, hypers, param)
+    late = not entries and not starts_in_first_step(stages, hypers, param)
+    if late and group_step:  # a late parameter has the step count of the others
+        return start._replace(step=_as_step(group_step))
+    # An option that needs state was switched on. As in torch, the next step is then a first step,
+    # unless the step count has another use, such as in a schedule.
+    if has_begun(entries) and _depends_on_step(stages, hypers, after=1):
+        gates = _gate_counts(layout, entries)
+        return LeafState(_as_step(entries.get("step", 0)), start.stages, gates)
+    return start
+
+
+def _gate_counts(layout: EntryLayout, entries: Mapping[str, Any]) -> tuple[GateCounts, ...]:
+    """Return the counts of each gate."""
+    return tuple(
+        [GateCounts(*(_as_step(entries.get(key, 0)) for key in names)) for names in layout.gates]
+    )
 
 
 def has_begun(entries: Mapping[str, Any]) -> bool:
@@ -207,12 +230,12 @@ def _steps_of_uncounted(
 
     If the next step depends on a count that is not known, raise ValueError.
     """
-    if starts_in_first_step(stages, hypers, param):
-        # torch does not count steps of optimizers that create their state in the first step
-        return int(any(bool(value.any()) for value in given.values()))
     with torch.no_grad():
         start = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
     filled = {key for key, value in given.items() if not _is_initial_value(value, start[key])}
+    if starts_in_first_step(stages, hypers, param):
+        # torch does not count steps of optimizers that create their state in the first step
+        return int(bool(filled))
     if filled and reinit and count is not None:
         starts = chain.from_iterable(starts_as_param(stages, hypers, param.shape, param.dtype))
         keys = (
@@ -253,12 +276,17 @@ def _is_initial_value(value: Tensor, start: Tensor) -> bool:
 _PROBED_STEPS = (1.0, 2.0, 3.0, 10.0, 1e3, 1e6)
 
 
-def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
-    """Return True if the coefficients of a chain differ between steps, or may differ."""
+def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any], *, after: int = 0) -> bool:
+    """Return True if the coefficients of a chain differ between steps, or may differ.
+
+    Args:
+        after: number of first steps that are not compared.
+    """
     if not all(map(is_plain, hypers)) or any(stage.combine is not None for stage in stages):
         return True
     pairs = list(zip(stages, hypers, strict=True))
-    made = [[stage.coefficients(step, hyper) for stage, hyper in pairs] for step in _PROBED_STEPS]
+    probed = _PROBED_STEPS[after:]
+    made = [[stage.coefficients(step, hyper) for stage, hyper in pairs] for step in probed]
     return any(one != made[0] for one in made[1:])
 
 

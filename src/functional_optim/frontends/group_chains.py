@@ -5,6 +5,7 @@ override. Shared scalars are stored here, and every parameter group shows them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import is_, itemgetter
 from typing import Any
 
@@ -61,7 +62,7 @@ class GroupChains:
         self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
         """For each parameter group, its own optimizer and the indices of its links."""
         self.selectors = UnmatchedSelectors(optimizer.links, optimizer.overrides)
-        self.shared: Any = initial_shared(optimizer.links)
+        self.shared: Any = initial_shared(optimizer)
         self.has_shared = isinstance(self.shared, Shared)
         """True if the optimizer has shared scalars."""
         self._keys = {
@@ -129,7 +130,9 @@ class GroupChains:
         links = list(with_common_hypers(tuple(links), self._chains_of(groups)))
         if isinstance(self.shared, Shared) and not int(self.shared.step):
             # Before the first call, the shared scalars are those of the current options.
-            initial = state_tensors(initial_shared(tuple(links)).stages)
+            initial = state_tensors(
+                initial_shared(replace(self.optimizer, links=tuple(links))).stages
+            )
             for before, now in zip(state_tensors(self.shared.stages), initial, strict=True):
                 before.copy_(now)
         return tuple(links)

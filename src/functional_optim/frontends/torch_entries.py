@@ -23,6 +23,7 @@ from functional_optim.frontends.torch_checkpoint import (
     checkpoint_entries,
     decay_options,
     decouples,
+    is_called_by,
     with_group_steps,
 )
 from functional_optim.frontends.torch_groups import FROZEN_OPTIONS
@@ -35,6 +36,9 @@ from functional_optim.storage.conversion import (
     plain_stages,
     refuse_codes,
 )
+
+_DISTRIBUTED_CHECKPOINT = "torch.distributed.checkpoint"
+"""The package of torch that reads only entries that a state dict has before the load."""
 
 States = MutableMapping[Tensor, dict[str, Any]]
 """torch's dicts of state, by parameter."""
@@ -158,6 +162,27 @@ def _beside(counts: Sequence[GateCounts]) -> list[GateCounts]:
     return list(map(GateCounts, runs, held))
 
 
+def check_complete(
+    stages: Sequence[Stage],
+    hypers: tuple[Any, ...],
+    group: Mapping[str, Any],
+    loaded: Sequence[Mapping[str, Any]],
+) -> None:
+    """Raise ValueError if a loaded parameter was stepped, and its state has only a step count.
+
+    Arguments are those of :func:`restore_form`.
+    """
+    for k, (entries, param) in enumerate(zip(loaded, group["params"], strict=True)):
+        layout = entry_layout(stages, hypers, param.shape, param.dtype)
+        if layout.dtypes and has_begun(entries) and entries.keys() <= {"step", *layout.counts}:
+            raise ValueError(
+                f"the state of params[{k}] was stepped {int(entries.get('step', 0))} times, and "
+                f"this checkpoint has no {', '.join(layout.dtypes)} for it; if it comes from "
+                "torch.distributed.checkpoint, pass get_optimizer_state_dict(model, optimizer) to "
+                "dcp.load, since dcp.load reads only entries that the given state dict has"
+            )
+
+
 def restore_form(
     stages: Sequence[Stage],
     hypers: tuple[Any, ...],
@@ -221,7 +246,7 @@ def format_checkpoint(
     written: dict[Any, Any] = dict(state_dict["state"])
     parts = zip(chains, state_dict["param_groups"], groups, strict=True)
     for number, ((stages, hypers), kept, group) in enumerate(parts):
-        damped = group.get("dampening", 0.0) != 0.0
+        damped = group.get("dampening", 0.0) != 0.0 and not is_called_by(_DISTRIBUTED_CHECKPOINT)
         for key, param in zip(kept["params"], group["params"], strict=True):
             if not stages:  # torch's strict loaders expect an entry for trainable parameters
                 written.setdefault(key, {})

@@ -21,6 +21,7 @@ from functional_optim.frontends.param_inputs import list_inputs
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_entries import (
     States,
+    check_complete,
     check_same_decay,
     complete_state,
     drop_replaced,
@@ -195,7 +196,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     @property
     def shared(self) -> dict[str, Any]:
         """The shared scalars: see :meth:`Optimizer.shared`."""
-        return shared_by_name(self._optimizer.links, self._chains.shared)
+        return shared_by_name(self._optimizer, self._chains.shared)
 
     def step(
         self, closure: Callable[[], Any] | None = None, *, extra: Mapping[str, Any] | None = None
@@ -315,6 +316,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             kept = self._loaded["param_groups"][number]["params"]
             loaded = [self._loaded["state"].get(key, {}) for key in kept]
             tensors = {**group, "params": self._tensors(number)}
+            check_complete(stages, hypers, tensors, loaded)
             restore_form(stages, hypers, tensors, loaded, self._states)
             self._complete_state(number)
 

@@ -13,6 +13,7 @@ from functional_optim.core.aliasing import storage_key
 from functional_optim.core.blocks import MatrixBlocks
 from functional_optim.core.hyper import resolve
 from functional_optim.core.leaf import is_measured
+from functional_optim.core.on_global_step import at_global_step
 from functional_optim.core.stage import Stage
 from functional_optim.core.stage_contract import call_stage, init_state
 from functional_optim.core.state import map_state
@@ -59,6 +60,7 @@ def _stage_flops(stage: Stage, hyper: Any, shape: tuple[int, ...]) -> int:
     inner = stage.made_of(hyper)
     if inner is not None:  # a stored stage contains the stages that compute
         return sum(_stage_flops(link.stage, link.hyper, shape) for link in inner[1])
+    hyper = at_global_step(hyper, STEP)
     hyper = resolve(stage.name, stage.bounds, stage.check, hyper, STEP)
     if stage.flops is not None:
         blocks = MatrixBlocks() if stage.blocks is None else stage.blocks.of(hyper)

@@ -218,7 +218,7 @@ class Optimizer(Chain):
             >>> optimizer.shared(optimizer.init(torch.zeros(1)))["apply_if_finite"].skipped
             0.0
         """
-        return shared_by_name(self.links, state.shared)
+        return shared_by_name(self, state.shared)
 
     def measure(
         self,

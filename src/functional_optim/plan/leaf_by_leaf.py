@@ -27,6 +27,7 @@ from functional_optim.core.format import format_value
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.hyper import resolve
 from functional_optim.core.links import Links
+from functional_optim.core.on_global_step import at_global_step
 from functional_optim.core.overrides import chains_of, paths_of
 from functional_optim.core.state import (
     GateCounts,
@@ -103,7 +104,7 @@ def step_leaves(
     leaves, spec = flatten(params, optimizer.namespace)
     grad_leaves = flatten_like(spec, grads, "gradients")
     states = leaf_states(spec, state)
-    check_shared(optimizer.links, state.shared)
+    check_shared(optimizer, state.shared)
     chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
     shares = isinstance(state.shared, Shared)
     places = [chain.places for chain, leaf in zip(chains, leaves, strict=True) if leaf is not None]
@@ -341,7 +342,9 @@ def view_leaf(leaf: StepLeaf) -> Tensor:
         if stage.view is None:
             continue
         at = larger(1.0, next_step(leaf.state.step, param.device) - 1.0)
-        seen = stage.view(param, own, resolve(stage.name, stage.bounds, stage.check, hyper, at))
+        counted = at_global_step(hyper, at)
+        now = resolve(stage.name, stage.bounds, stage.check, counted, at)
+        seen = stage.view(param, own, now)
         if not isinstance(seen, Tensor) or seen.shape != param.shape:
             raise TypeError(
                 f"{stage.name}: view must return a tensor of the parameter's shape, it "

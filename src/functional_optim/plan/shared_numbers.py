@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import get_unwrapped, is_gradtrackingtensor, version_of
+from functional_optim.core.chain import Chain
 from functional_optim.core.fields import from_fields
 from functional_optim.core.format import format_value
 from functional_optim.core.hyper import format_hyper, resolve
-from functional_optim.core.links import Links, has_shared_state, stage_labels
+from functional_optim.core.links import Links, counts_steps, has_shared_state, stage_labels
 from functional_optim.core.on_global_step import at_global_step
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.scalars import carries_derivative, concrete
@@ -20,7 +21,7 @@ from functional_optim.core.state import Shared
 from functional_optim.core.state_init import zero_count
 
 
-def initial_shared(links: Links, chains: Iterable[LeafChain] = ()) -> Any:
+def initial_shared(optimizer: Chain, chains: Iterable[LeafChain] = ()) -> Any:
     """Return the initial ``State.shared``.
 
     Args:
@@ -29,9 +30,9 @@ def initial_shared(links: Links, chains: Iterable[LeafChain] = ()) -> Any:
     Raises:
         ValueError: leaves differ in a hyper-parameter that shared scalars depend on.
     """
-    if not has_shared_state(links):
+    if not has_shared_state(optimizer.links, optimizer.overrides):
         return ()
-    links = with_common_hypers(links, list({id(one): one for one in chains}.values()))
+    links = with_common_hypers(optimizer.links, list({id(one): one for one in chains}.values()))
     records = []
     for stage, hyper, *_ in links:
         own = resolve(stage.name, stage.bounds, stage.check, at_global_step(hyper, 1.0), 1.0)
@@ -60,15 +61,17 @@ def shared_labels(links: Links) -> dict[str, int]:
     return found
 
 
-def shared_by_name(links: Links, shared: Any) -> dict[str, Any]:
+def shared_by_name(optimizer: Chain, shared: Any) -> dict[str, Any]:
     """Implement :meth:`Optimizer.shared`."""
-    check_shared(links, shared)
-    return {name: as_numbers(shared.stages[place]) for name, place in shared_labels(links).items()}
+    check_shared(optimizer, shared)
+    labels = shared_labels(optimizer.links)
+    return {name: as_numbers(shared.stages[place]) for name, place in labels.items()}
 
 
-def check_shared(links: Links, shared: Any) -> None:
+def check_shared(optimizer: Chain, shared: Any) -> None:
     """Raise ValueError if shared scalars belong to another optimizer."""
-    if not has_shared_state(links):
+    links = optimizer.links
+    if not has_shared_state(links, optimizer.overrides):
         if shared != ():
             raise ValueError(
                 "the state has shared numbers, and this optimizer keeps none: it is the state of "
@@ -78,10 +81,12 @@ def check_shared(links: Links, shared: Any) -> None:
     kinds = [type(one) for one in shared.stages] if isinstance(shared, Shared) else None
     wanted = [link.stage.shared if link.stage.sharing else tuple for link in links]
     if kinds != wanted:
-        names = ", ".join(link.stage.name for link in links if link.stage.combine is not None)
+        names = [link.stage.name for link in links if link.stage.combine is not None]
+        if counts_steps(links, optimizer.overrides):
+            names.append("schedules on the global step")
         raise ValueError(
-            f"state.shared must hold what {names} keep for all leaves, as init(params) makes it; "
-            f"got {format_value(shared)}"
+            f"state.shared must hold what {', '.join(names)} keep for all leaves, as init(params) "
+            f"makes it; got {format_value(shared)}"
         )
     gates = [link.stage.gate is not None for link in links]
     if any(gates) and [isinstance(one, Tensor) for one in shared.opened] != gates:

@@ -67,7 +67,8 @@ class StepNumbers:
         self, stage: Stage, hyper: Any, step: float | Tensor, global_step: float | Tensor
     ) -> Any:
         """Return hyper-parameters with the values of schedules."""
-        hyper = at_global_step(hyper, global_step)
+        if isinstance(self._before, Shared):
+            hyper = at_global_step(hyper, global_step)
         return resolve(stage.name, stage.bounds, stage.check, hyper, step)
 
     def hypers_of(self, part: LeafPart, group: int) -> tuple[Any, ...]:
@@ -124,6 +125,8 @@ class StepNumbers:
                 device = at.device if isinstance(at, Tensor) else None
                 gate = _gate_before(part, k)
                 own = self.resolved(stage, own, at, self.global_step(gate, device))
+            if counts and k in part.gates:
+                at = counts[part.gates.index(k)][1] + 1.0
             if stage.coefficients is same_coefficients:
                 made = own
             elif stage.combine is None:
@@ -156,10 +159,11 @@ def _move_shared(shared: Any, device: torch.device) -> Any:
 def _step_of(
     gates: Sequence[int], place: int, step: float | Tensor, counts: GateNumbers
 ) -> float | Tensor:
-    """Return the step number of a stage: of the leaf after its last gate, else of the next gate."""
+    """Return the step number of a stage: of the leaf after its last gate, else of the next gate.
+
+    Schedules count these steps. The coefficients of a gate get the number since it last opened.
+    """
     for k, gate in enumerate(gates):
-        if place == gate:
-            return counts[k][1] + 1.0
-        if place < gate:
+        if place <= gate:
             return counts[k][0] + 1.0
     return step

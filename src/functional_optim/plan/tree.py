@@ -258,7 +258,7 @@ def initial_state(optimizer: Chain, params: Any) -> State:
         None if leaf is None else init_leaf(chain.stages, chain.hypers, leaf)
         for leaf, chain in zip(leaves, chains, strict=True)
     ]
-    return State(spec.unflatten(states), initial_shared(optimizer.links, chains))
+    return State(spec.unflatten(states), initial_shared(optimizer, chains))
 
 
 def check_in_place(leaves: Sequence[Any], spec: optree.PyTreeSpec, items: Sequence[Any]) -> None:

@@ -29,6 +29,9 @@ from sharding.transport.work import PendingWork
 
 T = TypeVar("T")
 
+_STUCK = -1
+"""The key of the error of ranks that hang."""
+
 
 class LocalWorld:
     """Ranks of one process group, each a thread of this process: ``LocalWorld(4).run(function)``.
@@ -102,6 +105,9 @@ class LocalWorld:
             for thread in threads:
                 thread.start()
             self._wait_for_threads(threads)
+        if _STUCK not in self._errors:
+            for thread in threads:  # a thread that still runs when the program ends aborts it
+                thread.join()
         if self._errors:
             raise self._first_error()
         return [results[rank] for rank in range(len(self.groups))]
@@ -126,7 +132,7 @@ class LocalWorld:
                 if state.wait_for_progress():
                     continue
                 if has_failed:
-                    self._errors[-1] = RuntimeError(f"ranks hang:\n{_stacks(threads)}")
+                    self._errors[_STUCK] = RuntimeError(f"ranks hang:\n{_stacks(threads)}")
                     return
                 has_failed = True
                 state.fail_pending()

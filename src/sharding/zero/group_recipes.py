@@ -6,7 +6,6 @@ from typing import Any
 from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.format import format_value
 from functional_optim.core.links import has_shared_state
-from functional_optim.core.on_global_step import has_global_schedule
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_parts import GroupPart
@@ -90,8 +89,7 @@ class GroupRecipes:
 
 
 def _has_shared_scalars(optimizer: Optimizer) -> bool:
-    changed = [(value,) for _, changes in optimizer.overrides for *_, value in changes]
-    return has_shared_state(optimizer.links) or has_global_schedule(changed)
+    return has_shared_state(optimizer.links, optimizer.overrides)
 
 
 def _name_of(group: Mapping[str, Any]) -> str:

@@ -148,7 +148,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         """The shared scalars, by the name of their stage."""
         if self.chains is None:
             return {}
-        return shared_by_name(self.chains.optimizer.links, self.chains.shared)
+        return shared_by_name(self.chains.optimizer, self.chains.shared)
 
     def find_changing(self, trained: Collection[str]) -> Collection[str]:
         """Return the parameters that a step may change, from those that are trained now.
