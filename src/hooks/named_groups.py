@@ -63,7 +63,8 @@ class NamedGroups(TorchOptimizer):
         for name, param in self._by_name.items():
             number = self._group_of[name]
             has_state = self._optimizer_of(number).stages
-            leaves[name] = self._leaf_state(groups[number], param, name) if has_state else NO_STATE
+            own = groups[number], [param], [name], [True]
+            leaves[name] = self._leaf_states(*own)[0] if has_state else NO_STATE
         return State(leaves, self._chains.shared)
 
     def step_some(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
@@ -78,7 +79,7 @@ class NamedGroups(TorchOptimizer):
         def gradients_of(params: list[Tensor]) -> list[Tensor | None]:
             return [by_id.get(id(param)) for param in params]
 
-        steps.step(self._chains.current_groups(groups, self.state, self._leaf_state, gradients_of))
+        steps.step(self._chains.current_groups(groups, self.state, self._leaf_states, gradients_of))
 
     def _bucket_of(self, names: tuple[str, ...]) -> "_Bucket":
         found = self._buckets.get(names)

@@ -47,9 +47,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made.clear()
     before = PlainSteps._plan
 
-    def noted(self: PlainSteps, run: Any, rows: Any, leaves: Any, every: Any) -> Any:
-        made.append(mask_of(leaves.grads))
-        return before(self, run, rows, leaves, every)
+    def noted(self: PlainSteps, run: Any, rows: Any, every: Any) -> Any:
+        made.append(mask_of(every[-len(self._options.numbers) :]))
+        return before(self, run, rows, every)
 
     monkeypatch.setattr(PlainSteps, "_plan", noted)
     return made

@@ -10,6 +10,7 @@ from torch import Tensor
 from functional_optim._torch import vmap_levels
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.state import state_tensors
+from functional_optim.native import LOOPS
 
 
 class Scalars(Enum):
@@ -21,6 +22,24 @@ class Scalars(Enum):
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 """Classes of tensors whose memory kernels may access by address."""
+
+
+def layouts_of(tensors: list[Any]) -> list[int]:
+    """Return for each tensor the index of the first one that differs only in memory and in values.
+
+    For any other value than a plain, strided leaf of autograd, return its own index.
+    """
+    loops = LOOPS.get(len(tensors))
+    if loops is not None:
+        return loops.layouts(tensors)
+    keys = [
+        (one.shape, one.dtype, one.device, one.stride(), one.is_inference(), one.is_conj())
+        if type(one) in PLAIN and one.layout == torch.strided and one.is_leaf and not one.is_neg()
+        else k
+        for k, one in enumerate(tensors)
+    ]
+    firsts: dict[Any, int] = {}
+    return [firsts.setdefault(key, k) for k, key in enumerate(keys)]
 
 
 class Leaf(NamedTuple):

@@ -75,18 +75,25 @@ def chains_of(
     leaves: Sequence[Any],
 ) -> list[LeafChain]:
     """Return the chain of every leaf of a tree; leaves with equal chains share one object."""
-    wheres = [where for where, _ in overrides]
-    wheres += [link.where for link in links if link.where is not None]
-    if not wheres:
+    if not overrides and all([link.where is None for link in links]):  # noqa: C419  is traced
         return [_chain_of(links, range(len(links)))] * spec.num_leaves
+    return chains_at(links, overrides, paths_of(spec), leaves)
+
+
+def chains_at(
+    links: Links, overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]
+) -> list[LeafChain]:
+    """Return the chains of leaves: one object for leaves that the same selectors select."""
+    every = [where for where, _ in overrides] + [link.where for link in links]
+    wheres = list({id(where): where for where in every if where is not None}.values())
     shared: dict[tuple[bool, ...], LeafChain] = {}
     found = []
-    for path, leaf in zip(paths_of(spec), leaves, strict=True):
+    for path, leaf in zip(paths, leaves, strict=True):
         if leaf is None:
             found.append(NO_CHAIN)
             continue
         shape = shape_of(leaf)
-        key = tuple(is_selected(where, path, shape) for where in wheres)
+        key = tuple([is_selected(where, path, shape) for where in wheres])
         if key not in shared:
             shared[key] = chain_at(links, overrides, path, shape)
         found.append(shared[key])

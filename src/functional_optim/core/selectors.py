@@ -129,7 +129,7 @@ class HasLabel(Selector):
     label: str
 
     def selects(self, path: Path, shape: Shape | None) -> bool:
-        return self.label_of(path, _require_shape(path, shape)) == self.label
+        return self.label_of(path, shape or _require_shape(path, shape)) == self.label
 
     def __repr__(self) -> str:
         return f"label {self.label!r}"

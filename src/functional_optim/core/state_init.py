@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +18,7 @@ from functional_optim.core.leaf import PLAIN
 from functional_optim.core.meta_init import MetaLikeMode
 from functional_optim.core.stage import Stage
 from functional_optim.core.stage_contract import init_state
+from functional_optim.core.stage_defaults import no_init
 from functional_optim.core.state import (
     GateCounts,
     LeafState,
@@ -31,40 +33,69 @@ _REQUIRES_GRAD = attrgetter("requires_grad")
 
 def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
     """Return the state of a parameter before its first step. Its tensors share no memory."""
-    check_dtype(stages, param.dtype)
-    view = real_view(param)
-    states = tuple(
-        [init_state(stage, view, hyper) for stage, hyper in zip(stages, hypers, strict=True)]
-    )
-    if param.is_complex():
-        states = tuple(
-            map_state(lambda t: _complex_like(param, t) if t.shape == view.shape else t, state)
-            for state in states
-        )
-    if is_dtensor(param) and param.dim():  # pointwise stages step the shard, others the DTensor
-        pairs = zip(stages, states, strict=True)
-        states = tuple(
-            map_state(_plain_scalar, state) if stage.kind == "pointwise" else state
-            for stage, state in pairs
-        )
-    if not _are_new(param, state_tensors(states)):
-        aliases = AliasTracker([param])
-        states = tuple(
-            map_state(lambda one: _copy_view(aliases.copy_if_aliased(one)), state)
-            for state in states
-        )
+    (states,) = init_stages(stages, hypers, [param])
     gates = tuple(
         [GateCounts(zero_count(), zero_count()) for stage in stages if stage.gate is not None]
     )
     return LeafState(zero_count(), states, gates)
 
 
-def _are_new(param: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Return True if all tensors are in separate memory, and autograd tracks none of them."""
-    every = [param, *tensors]
-    if torch.compiler.is_compiling() or not PLAIN.issuperset(map(type, every)):
+def init_stages(
+    stages: Sequence[Stage], hypers: Sequence[Any], params: Sequence[Tensor]
+) -> list[tuple[Any, ...]]:
+    """Return for each parameter the states of all stages. Tensors of a state share no memory."""
+    for dtype in dict.fromkeys([param.dtype for param in params]):
+        check_dtype(stages, dtype)
+    pairs = enumerate(zip(stages, hypers, strict=True))
+    with_state = [(k, *pair) for k, pair in pairs if pair[0].init is not no_init]
+    made = []
+    for param in params:
+        view = real_view(param) if param.is_complex() else param
+        states: list[Any] = [()] * len(stages)
+        for k, stage, hyper in with_state:
+            states[k] = init_state(stage, view, hyper)
+        is_usual = view is param and type(param) in PLAIN
+        made.append(tuple(states if is_usual else _as_param(stages, states, param, view)))
+    if _are_new(params, state_tensors(chain.from_iterable(made))):
+        return made
+    return [_without_aliases(param, states) for param, states in zip(params, made, strict=True)]
+
+
+def _as_param(
+    stages: Sequence[Stage], states: Sequence[Any], param: Tensor, view: Tensor
+) -> Sequence[Any]:
+    """Return the states of a complex parameter, or a DTensor, from the states of its real view."""
+    if view is not param:
+        like = partial(_complex_like, param, view)
+        states = [map_state(like, state) for state in states]
+    if is_dtensor(param) and param.dim():  # pointwise stages step the shard, others the DTensor
+        pairs = zip(stages, states, strict=True)
+        return [map_state(_plain_scalar, own) if k.kind == "pointwise" else own for k, own in pairs]
+    return states
+
+
+def _are_new(params: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
+    """Return True if each tensor has its own memory, and autograd tracks none of them."""
+    kinds = PLAIN.issuperset(map(type, params)) and PLAIN.issuperset(map(type, tensors))
+    if torch.compiler.is_compiling() or not kinds or any(map(_REQUIRES_GRAD, tensors)):
         return False
-    return not any(map(_REQUIRES_GRAD, tensors)) and len(storage_addresses(every)) == len(every)
+    storages = storage_addresses(tensors)
+    return len(storages) == len(tensors) and storages.isdisjoint(storage_addresses(params))
+
+
+def _without_aliases(param: Tensor, states: Sequence[Any]) -> tuple[Any, ...]:
+    """Return states with copies of the tensors that share memory with each other or the parameter.
+
+    Copy also each result of autograd that is a view: a step in place detaches the state that it
+    writes, and views cannot be detached in place.
+    """
+    aliases = AliasTracker([param])
+
+    def copied(tensor: Tensor) -> Tensor:
+        one = aliases.copy_if_aliased(tensor)
+        return clone_strided(one) if one.requires_grad and may_be_view(one) else one
+
+    return tuple([map_state(copied, state) for state in states])
 
 
 def _plain_scalar(tensor: Tensor) -> Tensor:
@@ -72,21 +103,15 @@ def _plain_scalar(tensor: Tensor) -> Tensor:
     return to_local(reduce_partial(tensor)) if tensor.dim() == 0 else tensor
 
 
-def _copy_view(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a copy if autograd tracks it as a view.
-
-    A step in place detaches the state that it writes, and views cannot be detached in place.
-    """
-    return clone_strided(tensor) if tensor.requires_grad and may_be_view(tensor) else tensor
-
-
 def zero_count() -> Tensor:
     """Return a step count of 0: a 0-d int64 tensor on the CPU."""
     return torch.zeros((), dtype=torch.int64, device="cpu")
 
 
-def _complex_like(param: Tensor, view: Tensor) -> Tensor:
-    made = torch.view_as_complex(view)
+def _complex_like(param: Tensor, view: Tensor, tensor: Tensor) -> Tensor:
+    if tensor.shape != view.shape:
+        return tensor
+    made = torch.view_as_complex(tensor)
     if is_dtensor(made) and is_dtensor(param):  # torch replicates the result of uneven shards
         return made.redistribute(param.device_mesh, param.placements)
     return made
@@ -141,32 +166,17 @@ def cache_plain(
     ) -> _T:
         return of_any(stages, hypers, shape, dtype)
 
-    # Results by shape and dtype for the arguments of the latest call. The parameters of a group
-    # share stages and hyper-parameters, whose hashes take longer than all other work here.
-    latest: list[tuple[Any, Any, Any, dict[Any, _T]]] = [(None, None, None, {})]
-
     def found(
         stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
     ) -> _T:
-        if torch.compiler.is_compiling():
-            return of_any(tuple(stages), tuple(hypers), tuple(shape), dtype)
-        default = torch.get_default_dtype()
-        last_stages, last_hypers, last_default, results = latest[0]
-        if stages is last_stages and hypers is last_hypers and default is last_default:
-            if type(shape) is torch.Size and (shape, dtype) in results:
-                return results[shape, dtype]
-        elif isinstance(hypers, tuple) and all(map(is_plain, hypers)):
-            results = {}
-            latest[0] = stages, hypers, default, results
-        else:
-            results = {}  # the latest results are of other arguments
         own, sizes = tuple(hypers), tuple(shape)
-        if not all(map(is_plain, own)) or not all(type(size) is int for size in sizes):
+        if (
+            torch.compiler.is_compiling()
+            or not all(map(is_plain, own))
+            or not all([type(size) is int for size in sizes])  # noqa: C419  a generator is slower
+        ):
             return of_any(tuple(stages), own, sizes, dtype)
-        made = kept(tuple(stages), own, sizes, dtype, default)
-        if latest[0][3] is results and len(results) < 1024:
-            results[torch.Size(sizes), dtype] = made
-        return made
+        return kept(tuple(stages), own, sizes, dtype, torch.get_default_dtype())
 
     return found
 
@@ -187,7 +197,7 @@ fields_of = cache_plain(compute_fields)
 
 
 class TreeFields:
-    """Cache of :func:`fields_of` for the leaves of one tree, for one trace of torch.compile.
+    """Cache of :func:`fields_of` for the leaves of one tree, in one step.
 
     Global caches are off while a compiler traces. Without this cache, computing the fields of each
     leaf would take a fifth of the time of a trace.
@@ -198,10 +208,8 @@ class TreeFields:
 
     def of(self, chain: object) -> FieldsOf:
         """Return :func:`fields_of` for leaves with this chain, which must outlive the cache."""
-        if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
-            return (
-                fields_of  # comparing symbolic sizes would add constraints to an exported program
-            )
+        if torch.compiler.is_exporting():  # comparing symbolic sizes would add constraints to it
+            return fields_of
         known = self._known.setdefault(id(chain), [])
 
         def found(

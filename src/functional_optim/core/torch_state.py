@@ -1,7 +1,7 @@
 """Conversions between leaf states and the state dicts of torch.optim, without copying tensors."""
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -62,6 +62,20 @@ class EntryLayout(NamedTuple):
         tensors = [state.step, *counts, *state_tensors(state.stages)]
         return dict(zip(self.every_key, tensors, strict=True))
 
+    def state(self, tensors: Iterable[Tensor]) -> LeafState:
+        """Return the state with these tensors, in the order of the keys."""
+        left, stages, gates = iter(tensors), list[Any](), list[GateCounts]()
+        step = next(left)
+        for _ in self.gates:  # comprehensions are calls
+            gates.append(GateCounts(next(left), next(left)))
+        for kind, fields in zip(self.classes, self.fields, strict=True):
+            values: list[Any] = []
+            for field in fields:
+                own = list(islice(left, len(field.keys))) if field.optional else next(left)
+                values.append(own)
+            stages.append(() if kind is None else kind(*values))
+        return LeafState(step, tuple(stages), tuple(gates))
+
 
 def _compute_layout(
     stages: tuple[Stage, ...], hypers: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype
@@ -86,6 +100,15 @@ def _compute_layout(
 
 entry_layout = cache_plain(_compute_layout)
 """Cached :func:`_compute_layout`."""
+
+
+def entry_layouts(
+    stages: Sequence[Stage], hypers: Sequence[Any], params: Sequence[Tensor]
+) -> list[EntryLayout]:
+    """Return :func:`entry_layout` for each parameter: one object for one shape and dtype."""
+    kinds = [(param.shape, param.dtype) for param in params]
+    found = {kind: entry_layout(stages, hypers, *kind) for kind in dict.fromkeys(kinds)}
+    return [found[kind] for kind in kinds]
 
 
 def _keys(name: str, tensors: int | None) -> tuple[str, ...]:
@@ -167,14 +190,14 @@ def from_entries(
     is_counted = counted and step is not None
     if given and not is_counted and (step is None or int(step) == 0) and not has_begun(entries):
         step = _steps_of_uncounted(stages, hypers, param, given, name, step, reinit)
-    states: list[Any] = []
-    for kind, fields in zip(layout.classes, layout.fields, strict=True):
-        values: list[Any] = []
-        for field in fields:  # a comprehension is a call
-            values.append(_value(field, given, param.dtype))  # noqa: PERF401
-        states.append(() if kind is None else kind(*values))
-    gates = _gate_counts(layout, entries)
-    state = LeafState(_as_step(0 if step is None else step), tuple(states), gates)
+    numbers = [0 if step is None else step]
+    numbers += [entries.get(key, 0) for names in layout.gates for key in names]
+    # torch.optim casts a 0-d state to the dtype of the parameter when it loads the state.
+    values = [
+        given[key].to(dtype) if dtype != param.dtype and given[key].dim() == 0 else given[key]
+        for key, dtype in layout.dtypes.items()
+    ]
+    state = layout.state([*map(_as_step, numbers), *values])
     check_leaf_state(stages, hypers, param, state, name)
     return state
 
@@ -232,7 +255,10 @@ def _steps_of_uncounted(
     """
     with torch.no_grad():
         start = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
-    filled = {key for key, value in given.items() if not _is_initial_value(value, start[key])}
+    alike = [
+        (key, value, start[key]) for key, value in given.items() if value.shape == start[key].shape
+    ]
+    filled = {k for k, one, own in alike if not torch.equal(one.to(own.device, own.dtype), own)}
     if starts_in_first_step(stages, hypers, param):
         # torch does not count steps of optimizers that create their state in the first step
         return int(bool(filled))
@@ -266,13 +292,6 @@ def _is_constant(tensor: Tensor) -> bool:
     return tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all()) and bool(tensor.any())
 
 
-def _is_initial_value(value: Tensor, start: Tensor) -> bool:
-    """Return True if a tensor equals its initial value, or has another shape."""
-    if value.shape != start.shape:
-        return True
-    return torch.equal(value.to(start.device, start.dtype), start)
-
-
 _PROBED_STEPS = (1.0, 2.0, 3.0, 10.0, 1e3, 1e6)
 
 
@@ -288,18 +307,6 @@ def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any], *, after: i
     probed = _PROBED_STEPS[after:]
     made = [[stage.coefficients(step, hyper) for stage, hyper in pairs] for step in probed]
     return any(one != made[0] for one in made[1:])
-
-
-def _value(
-    field: _FieldKeys, given: Mapping[str, Tensor], param_dtype: torch.dtype
-) -> Tensor | list[Tensor]:
-    if field.dtype == param_dtype and not field.optional:
-        return given[field.name]
-    found = [given[key] for key in field.keys]
-    if field.dtype != param_dtype:
-        # torch.optim casts a 0-d state to the dtype of the parameter when it loads the state.
-        found = [one.to(field.dtype) if one.dim() == 0 else one for one in found]
-    return found if field.optional else found[0]
 
 
 def _as_step(count: Any) -> Tensor:

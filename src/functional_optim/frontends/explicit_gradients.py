@@ -100,7 +100,8 @@ class ExplicitGradients(TorchOptimizer):
         by_id = dict(zip(map(id, every), gradients, strict=True))
         for group in groups:
             # A step does not check frozen groups.
-            for param, name in () if self._optimizer_of(group.number).stages else group.every():
+            pairs = zip(group.params, group.labels(), strict=True)
+            for param, name in () if self._optimizer_of(group.number).stages else pairs:
                 grad = by_id[id(param)]
                 if grad is not None:
                     check_grad(param, grad, name)
@@ -108,4 +109,4 @@ class ExplicitGradients(TorchOptimizer):
         def gradients_of(params: list[Tensor]) -> list[Tensor | None]:
             return list(map(by_id.__getitem__, map(id, params)))
 
-        return self._chains.current_groups(groups, self.state, self._leaf_state, gradients_of)
+        return self._chains.current_groups(groups, self.state, self._leaf_states, gradients_of)

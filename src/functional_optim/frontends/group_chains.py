@@ -4,7 +4,7 @@ A group is divided if its parameters differ in their stages, or in the hyper-par
 override. Shared scalars are stored here, and every parameter group shows them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import is_, itemgetter
 from typing import Any
@@ -15,11 +15,11 @@ from torch import Tensor
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import HYPERS, LeafChain
-from functional_optim.core.state import LeafState, Shared, state_tensors
+from functional_optim.core.state import Shared, state_tensors
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.group_parts import CheckParam, GroupPart, divide_group, needs_groups
 from functional_optim.frontends.group_steps import NO_STATE, CurrentGroups, current_groups
-from functional_optim.frontends.group_tensors import Entries, Gradients, Group, StateOf
+from functional_optim.frontends.group_tensors import Entries, Gradients, Group, StatesOf
 from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.explain import chain_lines, waiting_lines
@@ -93,13 +93,13 @@ class GroupChains:
         self,
         groups: Sequence[Group],
         states: Entries,
-        state_of: StateOf,
+        states_of: StatesOf,
         gradients: Gradients = grads_of,
     ) -> CurrentGroups:
         """Return the groups of a step, without frozen groups.
 
         Args:
-            state_of: returns the state of a parameter, which the step writes to.
+            states_of: returns the states of parameters, which the step writes to.
             gradients: returns the gradients of parameters.
 
         Raises:
@@ -115,7 +115,7 @@ class GroupChains:
             self._chains = self._chains_of(groups)
         chains, links = self._chains, self._links
         shared = self.shared
-        return current_groups((groups, chains, links, shared, states, state_of, gradients))
+        return current_groups((groups, chains, links, shared, states, states_of, gradients))
 
     def _links_of(self, groups: Sequence[Group]) -> Links:
         """Return all links with their current hyper-parameters, from the first group with the link.
@@ -199,15 +199,15 @@ class GroupChains:
                 self.shared.opened[place].fill_(groups[0].get(key, groups[0][CALLS]))
         self.write_shared(groups)
 
-    def views(
-        self, groups: Sequence[Group], state_of: Callable[[Group, Tensor, str], LeafState]
-    ) -> list[Tensor]:
+    def views(self, groups: Sequence[Group], states_of: StatesOf) -> list[Tensor]:
         """Return the parameters to evaluate with, group by group."""
         views: list[Tensor] = []
         with torch.no_grad():
             for group, chain in zip(groups, self._chains_of(groups), strict=True):
-                for param, name in group.every():
-                    state = state_of(group, param, name) if chain.stages else NO_STATE
+                params, names = group.params, group.labels()
+                given = group, params, names, [True] * len(params)
+                states = states_of(*given) if chain.stages else [NO_STATE] * len(params)
+                for param, name, state in zip(params, names, states, strict=True):
                     leaf = StepLeaf(len(views), param.detach(), state, chain, name)
                     views.append(leaf_by_leaf.view_leaf(leaf))
         return views

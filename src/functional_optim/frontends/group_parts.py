@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from functional_optim.core.hyper import hash_key
 from functional_optim.core.local_shards import check_takes_dtensor
-from functional_optim.core.overrides import LeafChain, shape_of
+from functional_optim.core.overrides import LeafChain, chains_at
 from functional_optim.core.stage import Stage
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.torch_groups import (
@@ -56,18 +57,19 @@ def divide_group(
         TypeError: an option that the optimizer does not have.
         ValueError: a parameter on which no rule acts, or which ``check`` refuses.
     """
+    every = enumerate(group["params"], first)
+    pairs = [one if isinstance(one, tuple) else (place, one) for place, one in every]
+    paths, params = [(name,) for name, _ in pairs], [param for _, param in pairs]
+    for path, param in zip(paths, params, strict=True):
+        selectors.add_leaf(path, param)
+    chains = chains_at(optimizer.links, optimizer.overrides, paths, params)
+    distinct = {id(chain): chain for chain in chains}
+    keys = {k: (one.places, hash_key(one.hypers)) for k, one in distinct.items()}
     found: dict[Any, tuple[LeafChain, list[Any]]] = {}
-    for place, one in enumerate(group["params"], first):
-        name, param = one if isinstance(one, tuple) else (place, one)
-        selectors.add_leaf((name,), param)
-        chain = optimizer.chain_at((name,), shape_of(param))
+    for one, (name, param), chain in zip(group["params"], pairs, chains, strict=True):
         check(chain.stages, param, str(name))
-        hypers = [  # tensors compare by identity
-            tuple(id(value) if isinstance(value, Tensor) else value for value in hyper)
-            for hyper in chain.hypers
-        ]
-        found.setdefault((chain.places, tuple(hypers)), (chain, []))[1].append(one)
-    parts = [_part(optimizer, group, chain, params) for chain, params in found.values()]
+        found.setdefault(keys[id(chain)], (chain, []))[1].append(one)
+    parts = [_part(optimizer, group, chain, own) for chain, own in found.values()]
     names = {name for part in parts for name in part.optimizer.hyper}
     names.update(*(FROZEN_OPTIONS for part in parts if not part.places))
     # Options of links that act on other parameters are allowed too: groups often share options.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from functional_optim.core.checks import check_grad, check_param, check_writable
 from functional_optim.core.fields import from_fields
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.interrupts import defer_interrupts
+from functional_optim.core.leaf import layouts_of
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.core.state import LeafState, Shared
@@ -21,7 +23,7 @@ from functional_optim.frontends.group_tensors import (
     Group,
     GroupForm,
     GroupTensors,
-    StateOf,
+    StatesOf,
 )
 from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.plan import leaf_by_leaf
@@ -57,8 +59,8 @@ class CurrentGroups(NamedTuple):
     """The shared scalars, which the step writes to."""
     states: Entries
     """torch's dicts of state."""
-    state_of: StateOf
-    """Returns the state of a parameter, which the step writes to."""
+    states_of: StatesOf
+    """Returns the states of parameters, which the step writes to."""
     gradients: Gradients
 
 
@@ -200,33 +202,29 @@ class GroupSteps:
 
     def _leaves(self, now: CurrentGroups) -> StepLeaves:
         """Return the checked parameters of all groups, each once."""
-        every: dict[int, tuple[int, Group, Tensor, str]] = {}
+        every: dict[int, tuple[int, Tensor, str]] = {}
         for number, group in enumerate(now.groups):
-            for param, name in group.every():
-                every.setdefault(id(param), (number, group, param, name))
-        grads = now.gradients([param for _, _, param, _ in every.values()])
-        shares = isinstance(now.shared, Shared)
-        everywhere = [chain.places for chain in now.chains]
-        asks_all = does_wait([link.stage for link in now.links], everywhere, shares=shares)
-        leaves, groups = list[StepLeaf](), list[int]()
-        for (number, group, param, name), grad in zip(every.values(), grads, strict=True):
-            chain, state = now.chains[number], NO_STATE
-            is_checked = asks_all or grad is not None  # the state of other parameters is ignored
-            if is_checked:
-                state = now.state_of(group, param, name, begins=grad is not None)
-                if grad is None and waits_for_first_step(state):
-                    state = now.state_of(group, param, name, begins=True)
-            leaf = StepLeaf(len(leaves), param, state, chain, name)
-            if is_checked:
-                check_param(param, name)
-                if param.is_conj() or param.is_neg():
-                    check_writable({name: param})
-                if grad is not None:
-                    check_grad(param, grad, name)
-            leaves.append(leaf)
-            groups.append(number)
-        links, chains = now.links, now.chains
-        return StepLeaves.of(links, leaves, grads, shares=shares, groups=groups, chains=chains)
+            for param, name in zip(group.params, group.labels(), strict=True):
+                every.setdefault(id(param), (number, param, name))
+        numbers, params = [one for one, *_ in every.values()], [one for _, one, _ in every.values()]
+        names, grads = [name for *_, name in every.values()], now.gradients(params)
+        links, chains, shares = now.links, now.chains, isinstance(now.shared, Shared)
+        asks_all = does_wait([k.stage for k in links], [k.places for k in chains], shares=shares)
+        # The state of other parameters is ignored.
+        asked = [k for k, grad in enumerate(grads) if asks_all or grad is not None]
+        _check_each([(params[k], grads[k], names[k]) for k in asked])
+        states = [NO_STATE] * len(params)
+        for number, group in enumerate(now.groups):
+            own = [k for k in asked if numbers[k] == number]
+            columns = [params[k] for k in own], [names[k] for k in own]
+            found = now.states_of(group, *columns, [grads[k] is not None for k in own])
+            for k, state in zip(own, found, strict=True):
+                states[k] = state
+                if grads[k] is None and waits_for_first_step(state):
+                    states[k] = now.states_of(group, [params[k]], [names[k]], [True])[0]
+        every_leaf = zip(count(), params, states, [chains[k] for k in numbers], names)
+        leaves = list(map(_step_leaf, every_leaf))
+        return StepLeaves.of(links, leaves, grads, shares=shares, groups=numbers, chains=chains)
 
     def _planned_for(self, now: CurrentGroups, executor: Executor) -> tuple[_Planned, GroupTensors]:
         """Return the plans of groups, new or known, and the tensors of the groups."""
@@ -237,6 +235,22 @@ class GroupSteps:
             known = _Planned(GroupForm(now.groups, now.chains, held), steps)
             self._planned = [known, *self._planned[: FORMS - 1]]
         return known, held
+
+
+_step_leaf = from_fields(StepLeaf)
+
+
+def _check_each(leaves: Sequence[tuple[Tensor, Tensor | None, str]]) -> None:
+    """Check parameters and gradients, each given with its name: one of all with equal layouts."""
+    params, grads = [one for one, *_ in leaves], [one for _, one, _ in leaves]
+    pairs = list(zip(layouts_of(params), layouts_of(grads), strict=True))
+    kinds = dict(zip(reversed(pairs), reversed(leaves), strict=True))
+    for param, grad, name in reversed(kinds.values()):
+        check_param(param, name)
+        if param.is_conj() or param.is_neg():
+            check_writable({name: param})
+        if grad is not None:
+            check_grad(param, grad, name)
 
 
 def _call(

@@ -1,9 +1,9 @@
 """Contents of torch's parameter groups: parameters, entries of state, options."""
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -30,21 +30,16 @@ class Group(NamedTuple):
     names: Sequence[str] | None
     number: int
 
-    def every(self) -> list[tuple[Tensor, str]]:
-        """Return each parameter with its name for errors."""
-        names = self.names or [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
-        return list(zip(self.params, names, strict=True))
+    def labels(self) -> Sequence[str]:
+        """Return the name of each parameter for errors."""
+        return self.names or [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
 
 
 new_group = from_fields(Group)
 
-
-class StateOf(Protocol):
-    """Function that returns the checked state of a parameter of a group: see :func:`leaf_state`."""
-
-    def __call__(
-        self, group: Group, param: Tensor, name: str, *, begins: bool = True
-    ) -> LeafState: ...
+StatesOf = Callable[[Group, Sequence[Tensor], Sequence[str], Iterable[bool]], list[LeafState]]
+"""Function of parameters of a group, their names, and if each may make its first step, that returns
+their checked states."""
 
 
 class GroupTensors(NamedTuple):

@@ -1,19 +1,22 @@
 """Conversion between torch's dicts of state and the states of leaves."""
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from itertools import chain, islice
 from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from functional_optim.core.leaf import PLAIN, layouts_of
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import GateCounts, LeafState
-from functional_optim.core.state_init import init_leaf
+from functional_optim.core.state import GateCounts, LeafState, state_tensors
+from functional_optim.core.state_init import init_leaf, init_stages, zero_count
 from functional_optim.core.state_reinit import reinit_state
 from functional_optim.core.torch_state import (
     EntryLayout,
     entry_layout,
+    entry_layouts,
     from_entries,
     has_begun,
     to_entries,
@@ -43,42 +46,62 @@ _DISTRIBUTED_CHECKPOINT = "torch.distributed.checkpoint"
 States = MutableMapping[Tensor, dict[str, Any]]
 """torch's dicts of state, by parameter."""
 
+_COUNT = torch.int64
+"""The dtype of step counts."""
 
-def leaf_state(
+
+def leaf_states(
     stages: Sequence[Stage],
     hypers: tuple[Any, ...],
-    param: Tensor,
+    params: Sequence[Tensor],
     states: States,
-    name: str,
-    *,
-    begins: bool = True,
-    init_hypers: tuple[Any, ...] | None = None,
-) -> LeafState:
-    """Return the state of a parameter, which shares its tensors with the parameter's dict.
+    names: Sequence[str],
+    begins: Iterable[bool],
+    init_hypers: tuple[Any, ...] | None,
+) -> list[LeafState]:
+    """Return the states of parameters, which share their tensors with the dicts of the parameters.
 
-    If the caller has cleared the dict, new state is created. Before the first step, state that
+    If the caller has cleared a dict, new state is created. Before the first step, state that
     depends on the parameter or on hyper-parameters is computed from their current values, as
     torch's classes do in the first step. Other state is kept, since the caller may have written it.
 
     Args:
-        stages, hypers: of the chain of the parameter.
+        stages, hypers: of the chain of the parameters.
         states: torch's dicts of state, which are written to.
-        name: of the parameter, for errors.
-        begins: True if this may be the first step of the parameter: it has a gradient, or a gate
+        names: of the parameters, for errors.
+        begins: for each parameter, True if this may be its first step: it has a gradient, or a gate
             keeps an earlier gradient.
-        init_hypers: the hyper-parameters for which the state was created, if they may differ from
+        init_hypers: the hyper-parameters for which the states were created, if they may differ from
             ``hypers``.
     """
-    entries = states[param]
-    layout = entry_layout(stages, hypers, param.shape, param.dtype)
-    if begins and entries and entries.get("step") == 0:
-        state = _first_state(stages, hypers, param, entries, name, init_hypers, layout)
-    else:
-        state = from_entries(stages, hypers, param, entries, name, reinit=True, layout=layout)
-    made = layout.entries(state)
-    if not all(map(is_, map(entries.get, made), made.values())):
-        states[param] = {**entries, **made}  # the caller changed entries, or switched an option on
-    return state
+    dicts = [states[param] for param in params]
+    values: list[Any] = [value for entries in dicts for value in entries.values()]
+    own_kinds = [  # layouts, and the numbers of step counts
+        (one.item(),) if type(one) in PLAIN and one.dtype == _COUNT and not one.dim() else kind
+        for kind, one in zip(layouts_of(values), values, strict=True)
+    ]
+    kinds = iter(own_kinds)
+    layouts = entry_layouts(stages, hypers, params)
+    found, complete = list[LeafState](), set[Any]()
+    every = zip(params, layouts_of(list(params)), names, dicts, layouts, begins, strict=True)
+    for param, key, name, entries, layout, may_begin in every:
+        # Entries with the same keys, layouts and counts as complete entries are complete.
+        kind = key, may_begin, *entries, *islice(kinds, len(entries))
+        if kind in complete:
+            found.append(layout.state(entries.values()))
+            continue
+        own = stages, hypers, param, entries, name
+        if may_begin and entries and entries.get("step") == 0:
+            state = _first_state(*own, init_hypers, layout)
+        else:
+            state = from_entries(*own, reinit=True, layout=layout)
+        made = layout.entries(state)
+        if not all(map(is_, map(entries.get, made), made.values())):
+            states[param] = {**entries, **made}  # changed by the caller, or an option is on now
+        elif list(entries) == list(made):
+            complete.add(kind)
+        found.append(state)
+    return found
 
 
 def _first_state(
@@ -90,7 +113,7 @@ def _first_state(
     init_hypers: tuple[Any, ...] | None,
     layout: EntryLayout,
 ) -> LeafState:
-    """Return the state before the first step. Arguments are those of :func:`leaf_state`.
+    """Return the state before the first step. Arguments are those of :func:`leaf_states`.
 
     After the entries were created, an option may have been switched on, and the parameter may have
     got another dtype, device or shape. Entries that no longer fit are replaced.
@@ -131,35 +154,27 @@ def complete_state(
             if not states.get(param, True):
                 del states[param]
         return
-    params = group["params"]
+    params, count = group["params"], group.get("step")
     before = [states.get(param, {}) for param in params]
-    layouts = [entry_layout(stages, hypers, param.shape, param.dtype) for param in params]
-    made = [
-        from_entries(
-            stages,
-            hypers,
-            param,
-            entries,
-            f"params[{k}]",
-            group_step=group.get("step"),
-            reinit=True,
-            layout=layout,
-        )
-        for k, (param, entries, layout) in enumerate(zip(params, before, layouts, strict=True))
-    ]
+    layouts = entry_layouts(stages, hypers, params)
+    bare = [k for k, entries in enumerate(before) if not entries and not count]
+    with torch.no_grad():
+        new = init_stages(stages, hypers, [params[k] for k in bare])
+    zero = zero_count()
+    at_start = tuple([GateCounts(zero, zero) for stage in stages if stage.gate is not None])
+    made = {k: LeafState(zero, own, at_start) for k, own in zip(bare, new, strict=True)}
+    for k, (param, entries, layout) in enumerate(zip(params, before, layouts, strict=True)):
+        if k not in made:
+            own = stages, hypers, param, entries, f"params[{k}]"
+            made[k] = from_entries(*own, group_step=count, reinit=True, layout=layout)
+    every = [made[k] for k in range(len(params))]
+    columns = zip(*[(one.step, *chain.from_iterable(one.gates)) for one in every], strict=True)
     # The counts of a group are adjacent in memory, so that one call reads them all.
-    steps = stack_counts([state.step for state in made])
-    at_gates = [_beside(one) for one in zip(*[state.gates for state in made], strict=True)]
-    every = zip(params, before, layouts, made, steps, *at_gates, strict=True)
-    for param, entries, layout, state, step, *gates in every:
-        now = LeafState(step, state.stages, tuple(gates))
-        states[param] = {**entries, **layout.entries(now)}
-
-
-def _beside(counts: Sequence[GateCounts]) -> list[GateCounts]:
-    """Return the counts of leaves at one gate as adjacent elements of one tensor."""
-    runs, held = (stack_counts(column) for column in zip(*counts, strict=True))
-    return list(map(GateCounts, runs, held))
+    counts = zip(*map(stack_counts, columns), strict=True)
+    rows = zip(params, before, layouts, every, counts, strict=True)
+    for param, entries, layout, state, numbers in rows:
+        tensors = *numbers, *state_tensors(state.stages)
+        states[param] = {**entries, **dict(zip(layout.every_key, tensors, strict=True))}
 
 
 def check_complete(

@@ -12,6 +12,7 @@ from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.constructor_calls import prefix_links_error
 from functional_optim.core.format import closest_name, format_value
 from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replace_fields
+from functional_optim.core.leaf import layouts_of
 from functional_optim.core.links import (
     apply_changes,
     expand_changes,
@@ -195,8 +196,10 @@ def with_checked_params(group: Mapping[str, Any], stages: Sequence[Stage]) -> di
     given = group["params"]
     if not isinstance(given, (Tensor, set)):
         given = list(given)  # an iterator can be read only once
-    for place, one in enumerate([given] if isinstance(given, Tensor) else given):
-        name, param = one if isinstance(one, tuple) else (f"params[{place}]", one)
+    every = enumerate([given] if isinstance(given, Tensor) else given)
+    pairs = [one if isinstance(one, tuple) else (f"params[{place}]", one) for place, one in every]
+    for place in dict.fromkeys(layouts_of([param for _, param in pairs])):
+        name, param = pairs[place]
         if isinstance(param, Tensor):
             check_param(param, str(name))
             check_writable({str(name): param})

@@ -26,7 +26,7 @@ from functional_optim.frontends.torch_entries import (
     complete_state,
     drop_replaced,
     format_checkpoint,
-    leaf_state,
+    leaf_states,
     restore_form,
 )
 from functional_optim.frontends.torch_groups import (
@@ -191,7 +191,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self._complete_state(len(self.param_groups) - 1)
 
     def _viewed(self) -> list[Tensor]:
-        return self._chains.views(self._groups(), self._leaf_state)
+        return self._chains.views(self._groups(), self._leaf_states)
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -341,21 +341,19 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         groups, chains = self._groups(), self._chains
         if loss is not None and any("loss" in link.stage.extra for link in self._optimizer.links):
             extra = {"loss": loss.detach() if isinstance(loss, Tensor) else loss, **extra}
-        now = chains.current_groups(groups, self.state, self._leaf_state)
+        now = chains.current_groups(groups, self.state, self._leaf_states)
         given = partial(list_inputs, now.links, groups, extra) if extra else None
         self._steps.prepare(now, extra=given)()
         if chains.has_shared:
             chains.write_shared(self.param_groups)
 
-    def _leaf_state(
-        self, group: Group, param: Tensor, name: str, *, begins: bool = True
-    ) -> LeafState:
-        """Return the state of a parameter: see :func:`leaf_state`."""
-        stages, states = self._optimizer_of(group.number).stages, self._states
+    def _leaf_states(
+        self, group: Group, params: Sequence[Tensor], names: Sequence[str], begins: Iterable[bool]
+    ) -> list[LeafState]:
+        """Return the states of parameters of a group: see :func:`leaf_states`."""
         init_hypers = self._init_hypers.get(group.number)
-        return leaf_state(
-            stages, group.hypers, param, states, name, begins=begins, init_hypers=init_hypers
-        )
+        own = self._optimizer_of(group.number).stages, group.hypers, params, self._states
+        return leaf_states(*own, names, begins, init_hypers)
 
     def _complete_state(self, number: int) -> None:
         """Check the state of a group's parameters, and create missing state."""

@@ -2,8 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from itertools import islice
-from operator import le
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,8 @@ from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import map_state
 
 POINTER = ctypes.c_void_p
+
+_BYTES = attrgetter("nbytes")
 
 LARGE = 1 << 16
 """Number of elements from which a leaf is stepped alone if no compiled loop takes pointers: the
@@ -158,46 +159,6 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def aliased_indices(leaves: Sequence[Leaf]) -> set[int]:
-    """Return the indices of leaves that share memory which a step writes to.
-
-    Such leaves are stepped one after the other. A tensor with gaps includes its gaps.
-    """
-    starts: list[int] = []
-    ends: list[int] = []
-    owners: list[int] = []
-    written: list[bool] = []
-    for index, leaf in enumerate(leaves):
-        for k, tensor in enumerate(tensors_of(leaf)):
-            start = tensor.data_ptr()
-            if start:
-                size = tensor.nbytes if tensor.is_contiguous() else extent_of(tensor)
-                starts.append(start)
-                ends.append(start + size)
-                owners.append(index)
-                written.append(k != 1)
-    if _are_apart(starts, ends):  # as a rule
-        return set()
-    spans = sorted(zip(starts, ends, owners, written, strict=True))
-    found: set[int] = set()
-    last = last_written = (0, 0)  # (end, leaf) of all spans so far, and of the written spans
-    for start, end, index, is_written in spans:
-        reaching = last if is_written else last_written
-        if start < reaching[0] and index != reaching[1]:
-            found |= {index, reaching[1]}
-        last = max(last, (end, index))
-        if is_written:
-            last_written = max(last_written, (end, index))
-    return found
-
-
-def _are_apart(starts: list[int], ends: list[int]) -> bool:
-    """Return True if no two of these ranges of addresses overlap. No Python runs per range."""
-    order = sorted(range(len(starts)), key=starts.__getitem__)
-    following = islice(map(starts.__getitem__, order), 1, None)
-    return all(map(le, map(ends.__getitem__, order), following))
-
-
 def extent_of(tensor: Tensor) -> int:
     """Return the number of bytes from the first element of a tensor to the end of its last."""
     if tensor.is_contiguous():
@@ -208,17 +169,8 @@ def extent_of(tensor: Tensor) -> int:
     return (1 + sum(steps)) * tensor.element_size()
 
 
-def is_chunk(leaf: Leaf) -> bool:
-    """Return True if the tensors of a leaf are dense in the same order, and share no memory."""
-    tensors = tensors_of(leaf)
-    for one in tensors:
-        if not one.is_contiguous() or one.is_conj() or one.is_neg():
-            return as_chunk(leaf) is not None
-    return are_disjoint(tensors)
-
-
-def as_chunk(leaf: Leaf) -> Leaf | None:
-    """Return a leaf of 1-D views of the tensors, all in one order; None if there is none."""
+def flat_views(leaf: Leaf) -> list[Tensor] | None:
+    """Return 1-D views of the tensors of a leaf, all in one order; None if there are none."""
     views = []
     blocks = any(tensor.shape != leaf.param.shape for tensor in tensors_of(leaf))
     if blocks and not leaf.param.is_contiguous():
@@ -228,43 +180,13 @@ def as_chunk(leaf: Leaf) -> Leaf | None:
         if view is None:
             return None
         views.append(view)
-    if not are_disjoint(views):
-        return None
-    return with_tensors(leaf, views)
+    return views
 
 
-def group_chunks(
-    stages: Sequence[Stage], leaves: Sequence[Leaf], left: list[Leaf]
-) -> list[list[Leaf]]:
-    """Group the leaves that can be stepped as chunks, by coefficients, device and dtypes.
-
-    Args:
-        stages: of the chain, all pointwise.
-        left: all other leaves are appended to it, except for leaves without any elements.
-    """
-    found: dict[Any, list[Leaf]] = {}
-    aliased, block_size = aliased_indices(leaves), block_size_of(stages)
-    for index, leaf in enumerate(leaves):
-        if leaf.param.numel() == 0:
-            left += [leaf] * has_state_elements(leaf)
-            continue
-        flat = index not in aliased and why_not_flat(stages, leaf, block_size) is None
-        if flat and is_chunk(leaf):
-            found.setdefault(chunk_key(leaf), []).append(leaf)
-        else:
-            left.append(leaf)
-    return list(found.values())
-
-
-def has_state_elements(leaf: Leaf) -> bool:
-    """Return True if a leaf without elements has a state with elements, which a step changes."""
-    return any(tensor.numel() for tensor in tensors_of(leaf))
-
-
-def chunk_key(leaf: Leaf) -> Any:
-    """Return the key that is equal for leaves that are stepped together."""
-    dtypes = tuple([tensor.dtype for tensor in tensors_of(leaf)])
-    return id(leaf.coefficients), leaf.param.device, dtypes
+def as_chunk(leaf: Leaf) -> Leaf | None:
+    """Return a leaf of 1-D views that share no memory; None if there is none."""
+    views = flat_views(leaf)
+    return None if views is None or not are_disjoint(views) else with_tensors(leaf, views)
 
 
 def is_differentiated(leaf: Leaf) -> bool:

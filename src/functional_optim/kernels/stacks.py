@@ -17,7 +17,7 @@ from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import map_state, state_tensors
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.chunks import UNCHUNKABLE, aliased_indices, tensors_of, with_tensors
+from functional_optim.kernels.chunks import UNCHUNKABLE, tensors_of, with_tensors
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.leaf_program import step_leaf
 from functional_optim.kernels.scratch import scratch
@@ -129,11 +129,10 @@ def _group_leaves(
         alone += range(len(leaves))
         return
     count = Counter([leaf.param.shape for leaf in leaves])
-    aliased = aliased_indices(leaves) if len(count) < len(leaves) else set()
     found: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):
         several = count[leaf.param.shape] > 1
-        if several and place not in aliased and leaf.param.numel() and _can_stack(stages, leaf):
+        if several and leaf.param.numel() and _can_stack(stages, leaf):
             found.setdefault((id(leaf.coefficients), _kind(leaf)), []).append(place)
         else:
             alone.append(place)

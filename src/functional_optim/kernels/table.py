@@ -158,6 +158,6 @@ def in_place(name: str, params: Iterable[Tensor], stages: Sequence[Stage]) -> st
         return name
     on_shards = can_step_shards(stages)
     kinds = {
-        "DTensor" if is_dtensor(param) and not on_shards else param.device.type for param in params
+        "DTensor" if not on_shards and is_dtensor(param) else param.device.type for param in params
     }
     return name if kinds <= devices else "reference"

@@ -2,7 +2,7 @@
 
 A step of many small parameters takes about as long as one visit to each of them. Python needs some
 tenths of a microsecond per tensor at best; the C++ loops need a tenth of that. A background process
-compiles them once, into the cache folder, when a step or ``bind`` first has many parameters. Until
+compiles them once, into the cache folder, when an optimizer first has many parameters. Until
 then, and without a compiler, Python does the same.
 """
 

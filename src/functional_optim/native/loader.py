@@ -78,6 +78,9 @@ class Loops(Protocol):
             ValueError: a slot of the table has no tensor, or two.
         """
 
+    def layouts(self, tensors: list[Any], /) -> list[int]:
+        """Return :func:`functional_optim.core.leaf.layouts_of` of tensors."""
+
     def locate(self, layout: Any, tensors: list[Any], /) -> bytes | None:
         """Return the pointers of tensors.
 

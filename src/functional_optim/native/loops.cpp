@@ -309,6 +309,7 @@ PyMethodDef fast(const char* name, PyObject* (*function)(PyObject*, PyObject* co
 
 PyMethodDef methods[] = {
     {"grads", grads, METH_O, nullptr},
+    {"layouts", layouts, METH_O, nullptr},
     {"mask", mask, METH_O, nullptr},
     {"walk", walk, METH_O, nullptr},
     fast("remember", remember),

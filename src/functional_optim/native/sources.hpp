@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <vector>
 
 #include "places.hpp"
@@ -32,6 +33,35 @@ bool find_source(PyObject* list, Py_ssize_t i, Py_ssize_t end, const Places& pla
     source.from = address_of(impl);
   }
   return true;
+}
+
+// layouts(tensors) -> for each tensor the index of the first one with the same layout; its own index for
+// any other value than a plain, strided leaf of autograd
+PyObject* layouts(PyObject*, PyObject* list) {
+  if (!PyList_CheckExact(list)) {
+    PyErr_SetString(PyExc_TypeError, "layouts() takes a list of tensors");
+    return nullptr;
+  }
+  const Py_ssize_t length = PyList_GET_SIZE(list);
+  PyObject* found = PyList_New(length);
+  std::map<std::vector<int64_t>, Py_ssize_t> firsts;
+  std::vector<int64_t> key;
+  for (Py_ssize_t i = 0; found != nullptr && i < length; ++i) {
+    fetch_ahead(list, i, length);
+    PyObject* object = PyList_GET_ITEM(list, i);
+    const at::TensorImpl* impl = plain(object);
+    Py_ssize_t first = i;
+    if (impl != nullptr && impl->layout() == c10::kStrided && !impl->has_symbolic_sizes_strides() &&
+        THPVariable_Unpack(object).is_leaf()) {
+      key = {static_cast<int64_t>(keys_of(impl)), impl->device().index(), THPVariable_Unpack(object).is_inference(),
+             static_cast<int64_t>(c10::typeMetaToScalarType(impl->dtype()))};
+      key.insert(key.end(), impl->sizes().begin(), impl->sizes().end());
+      key.insert(key.end(), impl->strides().begin(), impl->strides().end());
+      first = firsts.emplace(key, i).first->second;
+    }
+    PyList_SET_ITEM(found, i, PyLong_FromSsize_t(first));
+  }
+  return found;
 }
 
 // Return true if some of these bytes are in one of the sorted spans.

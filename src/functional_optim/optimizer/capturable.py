@@ -282,7 +282,6 @@ class CapturableOptimizer(BoundOptimizer):
         plan = StepPlan(
             stages,
             self._executor,
-            items,
             [groups[id(one)] for one in made],
             rows,
             tensors,

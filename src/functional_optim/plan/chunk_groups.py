@@ -1,6 +1,7 @@
 """Division of the leaves of a plan into chunks, and leaves that are stepped alone."""
 
 from collections.abc import Sequence
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -8,108 +9,105 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_functorch_wrapped_tensor
-from functional_optim.core.leaf import PLAIN, Scalars
+from functional_optim.core.leaf import PLAIN, Scalars, layouts_of
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import state_tensors
-from functional_optim.kernels import Executor, Leaf
+from functional_optim.kernels import Executor
 from functional_optim.kernels.chunks import (
     ALIGNMENT,
-    aliased_indices,
-    chunk_key,
-    group_chunks,
-    has_state_elements,
-    tensors_of,
+    flat_views,
+    why_not_flat,
 )
-from functional_optim.plan.chunks import Chunk, PointwiseChunk, WholeChunk
-from functional_optim.plan.item import Item
+from functional_optim.plan.chunks import UNBOUND, Chunk, PointwiseChunk, WholeChunk
 from functional_optim.plan.leaf_positions import LeafPositions
 
-_DEVICE = attrgetter("device")
+_DEVICE, _DTYPE = attrgetter("device"), attrgetter("dtype")
+_POINTER = torch.iinfo(torch.int64).bits // 8
+"""Number of bytes of a pointer."""
 
 
 def chunks_of(
     stages: Sequence[Stage],
     executor: Executor,
-    items: Sequence[Item],
-    groups: Sequence[int],
     rows: Sequence[LeafPositions],
+    positions: Sequence[Sequence[int]],
+    tensors: Sequence[Tensor],
+    groups: Sequence[int],
     scalars: Scalars,
-) -> tuple[list[Chunk], list[int]]:
-    """Return the chunks of some leaves, and the leaves that must be stepped alone.
+) -> tuple[list[Chunk], list[int], list[int]]:
+    """Return the chunks of some leaves, the leaves that are stepped alone, and one of each kind.
 
-    A leaf without elements, of which only the step count changes, is in neither.
+    Leaves of a kind have the same group, step count and layouts. A leaf without elements, of which
+    only the step count changes, is in no chunk, and is not stepped alone.
 
     Args:
-        items: the leaves. Their tensors are not kept.
-        groups: for each leaf, the group whose hyper-parameters it has.
         rows: for each leaf, the positions of its tensors.
+        positions: for each leaf, the positions of its parameter, gradient and state.
+        tensors: the list of a step. They are not kept.
+        groups: for each leaf, the group whose hyper-parameters it has.
         scalars: the form of the coefficients. If they are on the device, no number is read from it:
             the leaves of a group are at one step.
     """
     by_chunks, is_host = executor.in_chunks(stages), scalars is Scalars.HOST
     wholes = executor.in_whole_leaves(stages) if is_host else None  # programs take Python's numbers
-    marks: dict[Any, tuple[int, ...]] = {}  # one object for all leaves of a group at one step
-    leaves: list[Leaf] = []
-    places: dict[int, int] = {}
-    others: list[int] = []
-    for k, (item, group) in enumerate(zip(items, groups, strict=True)):
-        if fit_in_table(item.param, item.grad, *state_tensors(item.state.stages)):
-            mark = marks.setdefault((group, _step_of(item) if is_host else 0), (group,))
-            leaf = Leaf(item.param, item.grad, item.state.stages, mark, item.name)
-            places[id(leaf)] = k
-            leaves.append(leaf)
-        else:
-            others.append(k)
-    if by_chunks is None and wholes is None:
-        return [], list(range(len(items)))
+    every = [[tensors[k] for k in own] for own in positions]
+    counts = [tensors[row.step] for row in rows]
+    steps = [(one if one.dim() == 0 else one[0]).item() if is_host else 0 for one in counts]
+    kinds = _kinds_of(every, steps, groups)
+    fit = {k for own in kinds.values() if fit_in_table(*every[own[0]]) for k in own}
+    left, found = set(range(len(rows))), dict[Any, list[int]]()
+    for (group, step, *_), members in kinds.items():
+        like = every[members[0]]
+        if members[0] not in fit:
+            continue
+        if by_chunks is not None and not any(map(Tensor.numel, like)):
+            left.difference_update(members)
+            continue
+        is_flat = by_chunks is not None and _is_flat(stages, rows[members[0]], tensors)
+        if is_flat or (wholes is not None and _are_whole(like)):
+            key = is_flat, group, step, like[0].device, tuple(map(_DTYPE, like))
+            own = [k for k in members if is_flat or _are_aligned(every[k])]
+            found.setdefault(key, []).extend(own)
     chunks: list[Chunk] = []
-    left = leaves
-    end, size = 0, torch.iinfo(torch.int64).bits // 8
-
-    def span(own: Sequence[Leaf]) -> Any:
-        nonlocal end
-        members = [places[id(leaf)] for leaf in own]
-        start, end = end, end + size * sum([len(rows[k].all) for k in members])
-        return members, rows, own[0].coefficients[0], own, slice(start, end)
-
-    if by_chunks is not None:
-        left = []
-        every = group_chunks(stages, leaves, left)
-        chunks += [PointwiseChunk(stages, by_chunks, *span(own)) for own in every]
-    if wholes is not None:
-        chunks += [WholeChunk(stages, wholes, *span(own)) for own in _whole_leaves(left)]
-    known = {k for chunk in chunks for k in chunk.members} | set(others)
-    alone = [k for k in places.values() if k not in known]
-    if by_chunks is not None:
-        alone = [k for k in alone if not _is_only_counted(items[k])]
-    return chunks, sorted(others + alone)
+    end = 0
+    for (is_flat, group, *_), own in sorted(found.items(), key=lambda one: not one[0][0]):
+        members, start = sorted(own), end
+        left.difference_update(members)
+        end += _POINTER * sum([len(positions[k]) for k in members])
+        given = members, rows, group, tensors, slice(start, end)
+        if members and is_flat and by_chunks is not None:
+            chunks.append(PointwiseChunk(stages, by_chunks, *given))
+        elif members and wholes is not None:
+            chunks.append(WholeChunk(stages, wholes, *given))
+    return chunks, sorted(left), [members[0] for members in kinds.values()]
 
 
-def _is_only_counted(item: Item) -> bool:
-    leaf = Leaf(item.param, item.grad, item.state.stages, (), item.name)
-    return not item.param.numel() and not has_state_elements(leaf)
+def _kinds_of(
+    leaves: Sequence[Sequence[Tensor]], steps: Sequence[Any], groups: Sequence[int]
+) -> dict[Any, list[int]]:
+    """Return the indices of the leaves of each kind: of one group, step count and layouts."""
+    keys = iter(layouts_of([tensor for own in leaves for tensor in own]))
+    kinds: dict[Any, list[int]] = {}
+    for k, own in enumerate(leaves):
+        kinds.setdefault((groups[k], steps[k], *islice(keys, len(own))), []).append(k)
+    return kinds
 
 
-def _step_of(item: Item) -> int:
-    return int(item.state.step.reshape(-1)[0])
+def _is_flat(stages: Sequence[Stage], row: LeafPositions, tensors: Sequence[Tensor]) -> bool:
+    """Return True if leaves with these layouts can be chunks, if they share no memory."""
+    leaf = row.leaf(tensors, UNBOUND)
+    return bool(leaf.param.numel() and not why_not_flat(stages, leaf) and flat_views(leaf))
 
 
-def _whole_leaves(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
-    """Return leaves that kernels step as whole tensors, grouped by coefficients and dtypes."""
-    aliased = aliased_indices(leaves)
-    found: dict[Any, list[Leaf]] = {}
-    for number, leaf in enumerate(leaves):
-        own = tensors_of(leaf)
-        if number not in aliased and all(map(_is_whole, own)) and len({*map(_DEVICE, own)}) == 1:
-            found.setdefault(chunk_key(leaf), []).append(leaf)
-    return list(found.values())
+def _are_whole(tensors: Sequence[Tensor]) -> bool:
+    """Return True if kernels can step leaves with these layouts as whole tensors."""
+    odd = [one.is_conj() or one.is_neg() or is_functorch_wrapped_tensor(one) for one in tensors]
+    contiguous = all(map(Tensor.is_contiguous, tensors))
+    return contiguous and not any(odd) and len({*map(_DEVICE, tensors)}) == 1
 
 
-def _is_whole(tensor: Tensor) -> bool:
+def _are_aligned(tensors: Sequence[Tensor]) -> bool:
     # On CUDA, the order of a sum depends on the address, so a copy may have another sum.
-    is_placed = tensor.is_cpu or (tensor.is_cuda and tensor.data_ptr() % ALIGNMENT == 0)
-    plain = is_placed and tensor.is_contiguous() and not tensor.is_conj()
-    return plain and not tensor.is_neg() and not is_functorch_wrapped_tensor(tensor)
+    return tensors[0].is_cpu or all(one.data_ptr() % ALIGNMENT == 0 for one in tensors)
 
 
 def fit_in_table(*tensors: Tensor) -> bool:

@@ -26,6 +26,9 @@ from functional_optim.plan.leaf_positions import LeafPositions
 
 _table = from_fields(Table)
 
+UNBOUND = StepScalars((), (), 0.0)
+"""Stand-in for the coefficients of a step that is not known yet."""
+
 
 class Chunk:
     """Leaves with the same hyper-parameters, step count, dtypes and device.
@@ -35,7 +38,8 @@ class Chunk:
         members: the indices of the leaves among the leaves of the plan.
         rows: of all leaves of the plan.
         group: the group whose hyper-parameters the leaves have.
-        leaves: the leaves. Their tensors are not kept.
+        tensors: the list of a step. They are not kept.
+        pointers: the bytes of the pointers to all tensors, leaf by leaf.
     """
 
     def __init__(
@@ -45,18 +49,25 @@ class Chunk:
         members: Sequence[int],
         rows: Sequence[LeafPositions],
         group: int,
-        leaves: Sequence[Leaf],
+        tensors: Sequence[Tensor],
+        pointers: slice,
     ) -> None:
         self.members, self.group, self.executor = members, group, executor
-        self._stages = stages
+        self._stages, self._pointers = stages, pointers
         self._rows = [rows[k] for k in members]
         self.steps = [row.step for row in self._rows]
         """The positions of the step counts."""
-        few = [one.new_empty(1) for one in tensors_of(leaves[0])]
-        self._like = with_tensors(leaves[0], few)._replace(entries={})
+        first = self._rows[0].leaf(tensors, UNBOUND)
+        few = [one.new_empty(1) for one in tensors_of(first)]
+        self._like = with_tensors(first, few)._replace(entries={})
         """A leaf of one element, with the dtypes and the device of the leaves."""
         self._plain: tuple[Any, ...] | None = None
         self._required: tuple[Any, ...] | None = None
+        self._prepare(tensors)
+
+    def _prepare(self, tensors: Sequence[Tensor]) -> None:
+        """Prepare the kernels for the layouts of the leaves."""
+        raise NotImplementedError
 
     def scalars_at(self, hypers: tuple[Any, ...], step: float) -> StepScalars:
         """Return the hyper-parameters and coefficients of a step."""
@@ -103,31 +114,15 @@ class Chunk:
 
 
 class PointwiseChunk(Chunk):
-    """Leaves of a pointwise chain, or of a chain that works on blocks of elements.
+    """Leaves of a pointwise chain, or of a chain that works on blocks of elements."""
 
-    Args:
-        stages, executor, members, rows, group, leaves: as for :class:`Chunk`.
-        pointers: the bytes of the pointers to all tensors, leaf by leaf.
-    """
-
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        executor: Chunks,
-        members: Sequence[int],
-        rows: Sequence[LeafPositions],
-        group: int,
-        leaves: Sequence[Leaf],
-        pointers: slice,
-    ) -> None:
-        lengths = [one.param.numel() for one in leaves]
-        super().__init__(stages, executor, members, rows, group, leaves)
-        self._pointers = pointers
-        by_table = executor.joins and leaves[0].param.is_cpu
+    def _prepare(self, tensors: Sequence[Tensor]) -> None:
+        lengths = [tensors[row.param].numel() for row in self._rows]
+        by_table = self.executor.joins and self._like.param.is_cpu
         self._table = Table.of(lengths, ()) if by_table else None
         """The lengths of the leaves, if a kernel may take a table of pointers; else None."""
-        longest = lengths.index(max(lengths))
-        self._longest = _ChunkGetter(self._rows[longest], leaves[longest])
+        longest = self._rows[lengths.index(max(lengths))]
+        self._longest = _ChunkGetter(longest, longest.leaf(tensors, UNBOUND))
         self._listing: _Listing | None = None
         """How the leaves are stepped without a table, once that has happened."""
         self._bound: tuple[BindScalars | None, BindScalars | None] = None, None
@@ -267,31 +262,16 @@ def _flat(tensor: Tensor) -> Tensor:
 class WholeChunk(Chunk):
     """Leaves of a chain that needs whole tensors: stacks of one shape, and single leaves.
 
-    Args:
-        stages, executor, members, rows, group: as for :class:`Chunk`.
-        leaves: plain contiguous tensors of one device. They are not kept.
-        pointers: the bytes of the pointers to all tensors, leaf by leaf.
+    The tensors of the leaves are plain, contiguous, and on one device.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        executor: Chunks,
-        members: Sequence[int],
-        rows: Sequence[LeafPositions],
-        group: int,
-        leaves: Sequence[Leaf],
-        pointers: slice,
-    ) -> None:
-        super().__init__(stages, executor, members, rows, group, leaves)
-        kinds = {
-            (one.param.shape, one.param.dtype): row
-            for one, row in zip(leaves, self._rows, strict=True)
-        }
-        self._kinds = list(kinds.values())
+    def _prepare(self, tensors: Sequence[Tensor]) -> None:
+        pairs = [(tensors[row.param], row) for row in self._rows]
+        self._kinds = list({(one.shape, one.dtype): row for one, row in pairs}.values())
         """A leaf of each shape."""
-        self._pointers = pointers
-        self._bind = executor.bind_leaves(stages, leaves, [row.all for row in self._rows])
+        leaves = [row.leaf(tensors, UNBOUND) for row in self._rows]
+        positions = [row.all for row in self._rows]
+        self._bind = self.executor.bind_leaves(self._stages, leaves, positions)
 
     def bind(
         self, tensors: list[Tensor], made: StepScalars, pointers: bytes, totals: Sequence[Tensor]

@@ -234,12 +234,9 @@ class DecidedSteps:
         before = [one for one in plans if one.counted is counted]
         if before and before[0].plan.is_for(tensors):
             return
-        hypers = [decided.numbers.hypers_at(part, k) for k in part.members]
-        items = [row.item(tensors, own) for row, own in zip(rows, hypers, strict=True)]
         plan = StepPlan(
             part.stages,
             self._options.executor,
-            items,
             counted.groups,
             rows,
             tensors,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from functional_optim.core.fields import from_fields
 from functional_optim.core.state import GateCounts, LeafState, map_state, state_tensors
 from functional_optim.kernels import Leaf
 from functional_optim.plan.item import Item, StepScalars
@@ -33,8 +34,8 @@ class LeafPositions(NamedTuple):
     @property
     def all(self) -> list[int]:
         """Positions of parameter, gradient and state."""
-        param, *states = self.written
-        return [param, self.grad, *states]
+        positions: Any = state_tensors(self.states)
+        return [self.param, self.grad, *positions]
 
     @property
     def counts(self) -> list[int]:
@@ -65,6 +66,9 @@ class LeafPositions(NamedTuple):
         return Item(tensors[self.param], tensors[self.grad], state, hypers, self.name)
 
 
+_gate, _positions = from_fields(GateCounts), from_fields(LeafPositions)
+
+
 def rows_of(
     items: Sequence[Any], tensors: Sequence[Any], grads: Iterable[int]
 ) -> list[LeafPositions] | None:
@@ -86,17 +90,23 @@ def rows_of(
     if len(places) < len(held):
         return None
 
-    def place(tensor: Tensor) -> Any:
-        return places[id(tensor)]
-
     rows = []
     try:
         for item, grad in zip(items, grads, strict=True):
             own = item.state
-            states = tuple([map_state(place, one) if one else one for one in own.stages])
-            gates = tuple([GateCounts(place(one.runs), place(one.held)) for one in own.gates])
-            param, step = places[id(item.param)], places[id(own.step)]
-            rows.append(LeafPositions(param, grad, states, step, item.name, gates))
+            states: list[Any] = []
+            for state in own.stages:  # calls take most of the time of a first step
+                values: list[Any] = []
+                for one in state:
+                    many = isinstance(one, list)
+                    values.append([places[id(k)] for k in one] if many else places[id(one)])
+                states.append(type(state)(*values) if state else state)
+            counts = own.gates and [
+                (places[id(one.runs)], places[id(one.held)]) for one in own.gates
+            ]
+            param, step, gates = places[id(item.param)], places[id(own.step)], map(_gate, counts)
+            row = param, grad, tuple(states), step, item.name, tuple(gates)
+            rows.append(_positions(row))
     except KeyError:
         return None
     return rows

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Self
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.overrides import HYPERS
 from functional_optim.plan.addend_rows import is_simple
-from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_positions import LeafPositions, rows_of
 from functional_optim.plan.list_layout import StepLayout
 from functional_optim.plan.planned_runs import (
@@ -24,6 +24,8 @@ from functional_optim.plan.planned_runs import (
 from functional_optim.plan.points import StageRun
 from functional_optim.plan.step_leaves import StepLeaves
 from functional_optim.plan.step_plan import StepPlan
+
+_IS_CUDA = attrgetter("is_cuda")
 
 TRIES = 3
 """Number of times that a step is planned if no plan takes its tensors (shared memory)."""
@@ -52,7 +54,7 @@ class PlainSteps:
         """For each run, its plans, the latest first."""
         self._written: list[bool] = []
         """For each tensor, whether a step writes to it."""
-        self._on_cuda = any(leaf.param.is_cuda for leaf in leaves.stepped)
+        self._on_cuda = any(map(_IS_CUDA, [leaf.param for leaf in leaves.stepped]))
         self._failed = 0
         """Number of plans that did not take the tensors of the step that they were built for."""
         self.used = 0
@@ -146,36 +148,25 @@ class PlainSteps:
                 return False  # a tensor is in no list, such as a part of a sparse state
             if any(plan.is_for(every) for plan in plans):
                 continue
-            plan = self._plan(run, own, leaves, every)
+            plan = self._plan(run, own, every)
             if plan.is_for(every):
                 # Before the plan is stored: another thread may then run a step at once.
                 written = [one.written for one in (plan, *chain.from_iterable(self._plans))]
-                self._written = [any(column) for column in zip(*written, strict=True)]
+                self._written = list(map(any, zip(*written, strict=True)))
                 plans[:] = [plan, *plans[: COUNTS - 1]]
             else:
                 self._failed += 1
         return True
 
-    def _plan(
-        self, run: StageRun, rows: Sequence[LeafPositions], leaves: StepLeaves, every: list[Any]
-    ) -> StepPlan:
-        members = run.part.members
-        groups = [self._options.numbers[k] for k in members]
-        hypers = [leaves.chains[leaves.groups[k]].hypers for k in members]
-        items = []
-        for row, own, k in zip(rows, hypers, members, strict=True):
-            leaf = leaves.leaves[k]
-            items.append(Item(leaf.param, every[row.grad], leaf.state, own, leaf.name))
-        kinds = {_kind(item): k for k, item in enumerate(items)}
+    def _plan(self, run: StageRun, rows: Sequence[LeafPositions], every: list[Any]) -> StepPlan:
         return StepPlan(
             run.part.stages,
             self._options.executor,
-            items,
-            groups,
+            [self._options.numbers[k] for k in run.part.members],
             rows,
             every,
             may_begin=self._options.may_begin,
-            kinds=list(kinds.values()),
+            is_checked=False,
         )
 
 
@@ -186,10 +177,3 @@ def _rows(
     count = len(tensors)
     own = [leaves.leaves[k] for k in members]
     return rows_of(own, tensors, [count + k for k in members])
-
-
-def _kind(item: Item) -> Any:
-    """Return a key that is equal for leaves that a rule cannot tell apart."""
-    param, grad, hypers = item.param, item.grad, item.hypers
-    strides = grad.stride() if grad.layout == torch.strided else None
-    return id(hypers), param.shape, param.dtype, param.stride(), strides

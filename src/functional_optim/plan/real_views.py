@@ -27,8 +27,7 @@ class RealViews:
         Args:
             rows: for each leaf, the positions of its parameter, gradient and state in the list.
         """
-        every = sorted({k for row in rows for k in row})
-        positions = [k for k in every if tensors[k].is_complex()]
+        positions = sorted({k for row in rows for k in row if tensors[k].is_complex()})
         return cls(positions, [grad for _, grad, *_ in rows]) if positions else None
 
     def of(self, tensors: list[Any]) -> list[Any] | None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from functional_optim.core.aliasing import clone_aliased
 from functional_optim.core.chain import Chain
 from functional_optim.core.dtensors import is_dtensor
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState, state_tensors
@@ -107,9 +108,10 @@ class StepLeaves(NamedTuple):
             for (places, there), members in found.items()
         ]
         everywhere = [chain.places for chain in chains if chain.stages]
-        sharded = any(is_dtensor(leaf.param) for leaf in leaves)
+        params = [leaf.param for leaf in leaves]
+        sharded = not PLAIN.issuperset(map(type, params)) and any(map(is_dtensor, params))
         outline = Outline(links, cohorts, everywhere, shares=shares, sharded=sharded)
-        return cls(leaves, [leaf.param for leaf in leaves], grads, groups, chains, outline)
+        return cls(leaves, params, grads, groups, chains, outline)
 
     @property
     def stepped(self) -> list[StepLeaf]:

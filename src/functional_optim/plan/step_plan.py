@@ -89,15 +89,13 @@ class StepPlan:
     """A step of leaves with certain layouts.
 
     Args:
-        items: the leaves, checked. Their tensors are not kept.
         groups: for each leaf, the number of the group whose hyper-parameters it has.
         rows: for each leaf, the positions of its tensors in the list of a step.
-        tensors: the list of such a step.
+        tensors: the list of such a step. All leaves are checked. No tensor is kept.
         counted: True if a step increases the step counts.
         may_begin: True if the plan may make the first step of a leaf. False if the state of a leaf
             may be created again before its first step.
-        kinds: indices of leaves, one of each kind, that the executor checks in the first step;
-            empty if leaves like these were stepped before.
+        is_checked: False if the executor must check one leaf of each kind in the first step.
         scalars: the form of the coefficients. On the device, they are the ``numbers`` of
             :meth:`prepare`, with all totals.
     """
@@ -106,14 +104,13 @@ class StepPlan:
         self,
         stages: Sequence[Stage],
         executor: Executor,
-        items: Sequence[Item],
         groups: Sequence[int],
         rows: Sequence[LeafPositions],
         tensors: list[Tensor],
         *,
         counted: bool = True,
         may_begin: bool = False,
-        kinds: Sequence[int] = (),
+        is_checked: bool = True,
         scalars: Scalars = Scalars.HOST,
     ) -> None:
         self._stages, self._executor = stages, executor
@@ -121,17 +118,17 @@ class StepPlan:
         self._real = RealViews.among(every_of, tensors)
         if self._real is not None:
             tensors = self._real.of(tensors) or tensors
-            items = [row.item(tensors, one.hypers) for row, one in zip(rows, items, strict=True)]
         self._groups, self._rows = list(groups), rows
         self._steps_of = [row.step for row in rows]
         self._may_begin, self._counts = may_begin, counted
         with torch.no_grad():
-            self._chunks, self.others = chunks_of(stages, executor, items, groups, rows, scalars)
+            given = stages, executor, rows, every_of, tensors, groups, scalars
+            self._chunks, self.others, kinds = chunks_of(*given)
         """The leaves in chunks, and the indices of the leaves that are stepped alone."""
         others = set(self.others)
-        self._kinds_to_ask = [k for k in kinds if k not in others]
+        self._kinds_to_ask = [k for k in kinds if k not in others and not is_checked]
         members = [chunk.members for chunk in self._chunks]
-        self._totals = Totals(stages, members, [item.param for item in items])
+        self._totals = Totals(stages, members, [tensors[row.param] for row in rows])
         written_of = [[param, *states] for param, _, *states in every_of]
         together = [k for k in range(len(rows)) if k not in others]
         counts = [self._steps_of[k] for k in together]

@@ -205,7 +205,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
             return [given.get(id(one)) for one in params]
 
         def now() -> CurrentGroups:
-            return self._chains.current_groups(groups, self._states, self._leaf_state, gradients)
+            return self._chains.current_groups(groups, self._states, self._leaf_states, gradients)
 
         def addends(before: Sequence[Tensor]) -> Mapping[int, Tensor]:
             return self._steps.addends(now(), before)[0]

@@ -154,6 +154,6 @@ def gather_views(
 
 def _view(shard: LocalShard, shards: LocalShards, groups: Groups) -> Tensor:
     own = shards.chain_of(shard, groups)
-    state = shards.state_of(shard.tensor, groups)
+    state = shard.state_for(own, begins=True)
     chain = LeafChain((), own.stages, own.hypers)
     return view_leaf(StepLeaf(0, shard.tensor.detach(), state, chain, shard.path))

@@ -13,7 +13,7 @@ from functional_optim.core.state import LeafState
 from functional_optim.core.state_init import init_leaf
 from functional_optim.core.torch_state import entry_layout, from_entries, to_entries
 from functional_optim.frontends.recipe import GroupChain
-from functional_optim.frontends.torch_entries import leaf_state
+from functional_optim.frontends.torch_entries import leaf_states
 from functional_optim.optimizer.bound_buffer import copy_states
 from functional_optim.plan.step_counts import is_step_count
 from sharding.ownership import OwnedRange
@@ -73,7 +73,8 @@ class LocalShard:
         entries = self.states.setdefault(self.tensor, {})
         count, own = entries.get("step"), (chain.stages, chain.hypers, self.tensor)
         if begins and (not entries or count == 0):
-            return leaf_state(*own, self.states, self.path, init_hypers=self._init_hypers)
+            given = chain.stages, chain.hypers, [self.tensor], self.states, [self.path]
+            return leaf_states(*given, [True], self._init_hypers)[0]
         lacking = self.missing_entries(chain)
         if lacking and any(
             isinstance(one, Tensor) and not is_step_count(one) for one in entries.values()

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.core.state import LeafState
 from functional_optim.frontends import group_tensors
-from functional_optim.frontends.group_tensors import Group, StateOf
+from functional_optim.frontends.group_tensors import Group, StatesOf
 from functional_optim.frontends.recipe import ChainCache, GroupChain
 from functional_optim.plan.step_counts import stack_counts
 from sharding.shard_plan import ShardPlan
@@ -113,21 +112,13 @@ class LocalShards:
             # Counts are adjacent in memory, so that one native call reads all of them.
             self.states[one.tensor] = {**own, "step": count}
 
-    def state_of(self, tensor: Tensor, groups: Groups, *, begins: bool = True) -> LeafState:
-        """Return the state of a shard, by its tensor, for its current chain.
-
-        ``begins`` is True if this may be the first step, for which some state is created again.
-        """
-        one = self.by_tensor[id(tensor)]
-        return one.state_for(self.chain_of(one, groups), begins=begins)
-
-    def state_by(self, groups: Groups) -> StateOf:
-        """Return a function that returns the state of a shard, from its tensor."""
-
-        def found(group: Group, param: Tensor, name: str, *, begins: bool = True) -> LeafState:
-            return self.state_of(param, groups, begins=begins)
-
-        return found
+    def states_by(self, groups: Groups) -> StatesOf:
+        """Return a function that returns the states of shards, from their tensors."""
+        own = self.by_tensor
+        return lambda group, params, names, begins: [
+            own[id(one)].state_for(self.chain_of(own[id(one)], groups), begins=may)
+            for one, may in zip(params, begins, strict=True)
+        ]
 
     def sum_by_path(self, addends: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """Return each parameter's addend, from addends by ``id`` of the tensors of its shards."""

@@ -98,14 +98,14 @@ class ShardPlans:
         kinds: list[tuple[object, str]] = [(one.stages, one.executor) for one in chains]
         if kinds != self._kinds:
             self._kinds, self._units = kinds, self._build_units(chains)
-        states, state_of = self._owned.states, self._owned.state_by(groups)
+        states, states_of = self._owned.states, self._owned.states_by(groups)
         found = []
         for unit in self._units:
             own = [
                 Group(chains[place].hypers, self._parts[place].tensors, self._parts[place].paths, k)
                 for k, place in enumerate(unit.parts)
             ]
-            found.append((unit, unit.chains.current_groups(own, states, state_of, gradients)))
+            found.append((unit, unit.chains.current_groups(own, states, states_of, gradients)))
         return found
 
     def _build_units(self, chains: Sequence[GroupChain]) -> list[_Unit]:
