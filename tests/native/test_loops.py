@@ -13,6 +13,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
+from functional_optim.core.leaf import layouts_of
+from functional_optim.native import LOOPS
 from functional_optim.plan.flat.buffer import difference
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.python_loops import PYTHON_LOOPS
@@ -51,6 +53,22 @@ CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "nothing": lambda _: None,
     "number": lambda _: 1.0,
 }
+
+
+def test_equal_layouts_are_found_as_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every change but that of memory is another layout; results of autograd have none."""
+    ours, leaf = views(flat()), Parameter(torch.ones(2, 3))
+    with torch.inference_mode():
+        frozen = torch.ones(2, 3)
+    more = [change(one) for change in CHANGES.values() for one in ours[:2]]
+    given = [*ours, *more, leaf, leaf * 2, leaf.detach().clone(), frozen, *views(flat())]
+    found = loops().layouts(given)
+    assert found[-len(ours) :] == found[: len(ours)] == list(range(len(ours)))
+    monkeypatch.setattr(type(LOOPS), "get", lambda self, count: None)
+    alone = [k for k, one in enumerate(given) if isinstance(one, Tensor) and one.is_neg()]
+    kept = [k for k in range(len(given)) if k not in alone]
+    python = layouts_of(given)
+    assert [found[k] for k in kept] == [python[k] for k in kept]
 
 
 def test_what_differs_is_seen() -> None:
