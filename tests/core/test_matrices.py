@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, kl_soap, muon, sgd, shampoo, soap
-from functional_optim.core.matrices import norms
-from functional_optim.numeric import addmm
 from functional_optim.testing import CASES
 from tests.agreement.formulas_shampoo import soap_formula
 from tests.choices import each_value
@@ -70,22 +68,6 @@ def test_soap_is_the_formula() -> None:
             torch.testing.assert_close(end - start, want - start, rtol=1e-7, atol=1e-9)
             made = state.leaves.stages[-1].exp_avg_sq
             torch.testing.assert_close(made, square, rtol=1e-6, atol=1e-9)
-
-
-def test_a_stack_has_of_each_matrix_what_the_matrix_has() -> None:
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        several = noise(0, 5, 4, 6, dtype=dtype)
-        with case(dtype=dtype):
-            assert torch.equal(
-                norms(several).flatten(), torch.stack([one.norm() for one in several])
-            )
-            square, factor = several @ several.mT, torch.tensor(0.5, dtype=torch.float64)
-            for beta, alpha in ((0.5, 2.0), (factor, 2.0), (0.5, 4 * factor)):
-                made = addmm(several, square, several, beta, alpha)  # type: ignore[arg-type]
-                for one, alone, a in zip(made, several, square, strict=True):
-                    close = addmm(alone, a, alone, 0.5, 2.0)
-                    room = 4 * torch.finfo(dtype).eps * float(close.double().norm())
-                    assert float((one - close).double().norm()) <= room
 
 
 def test_a_numbers_tensor_has_its_derivative_through_muon() -> None:

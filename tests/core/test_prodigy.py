@@ -12,7 +12,7 @@ import torch
 from prodigyopt import Prodigy
 from torch import Tensor, nn
 
-from functional_optim import chain, clip_by_value, prodigy, sgd
+from functional_optim import prodigy, sgd
 from functional_optim.algorithms.prodigy import ProdigyShared
 from functional_optim.optimizer import pointwise_check
 from functional_optim.optimizer.pointwise_check import require_pointwise
@@ -138,59 +138,6 @@ SINGLE = 4e-6
 
 def largest(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
-PARTS = (("b", "e", "s", "w"), ("wb", "se"), ("esbw",), ("bs", "w", "e"))
-"""Splits of the tree into parts; the first one keeps the order of the leaves."""
-ROUNDED = 2e-15
-"""Relative distance between totals that are summed in different orders."""
-
-
-def test_parts_stepped_with_the_total_are_the_whole() -> None:
-    """Parts that step with the total of the whole give the bits of the whole.
-
-    The total has the same bits if the sums of the parts are added in the order of the leaves. Some
-    runs have a stage that changes gradients before.
-    """
-    for one in pairs(parts=PARTS, slice_p=[1, 3], clips=[False, True], in_place=[False, True]):
-        optimizer = prodigy(d0=0.01, slice_p=one["slice_p"], use_bias_correction=True)
-        optimizer = chain(clip_by_value(0.7), optimizer) if one["clips"] else optimizer
-        whole, parts = start(), [{key: start()[key] for key in keys} for keys in one["parts"]]
-        state, states = optimizer.init(whole), [optimizer.init(part) for part in parts]
-        for step in range(12):
-            grads = gradient(whole, step)
-            own = [{key: grads[key] for key in part} for part in parts]
-            total = optimizer.measure(whole, grads, state)
-            shares = list(map(optimizer.measure, parts, own, states))
-            together = shares[0]
-            for share in shares[1:]:
-                together = together + share
-            with case(step=step, **one):
-                if one["parts"] == PARTS[0]:
-                    assert_same(together, total)
-                torch.testing.assert_close(together, total, rtol=ROUNDED, atol=0)
-                whole, state = optimizer.update(whole, grads, state, measured=[total])
-                for k, part in enumerate(parts):
-                    if one["in_place"]:
-                        optimizer.update_(part, own[k], states[k], measured=[total])
-                    else:
-                        made = optimizer.update(part, own[k], states[k], measured=[total])
-                        parts[k], states[k] = made
-                for part, kept in zip(parts, states, strict=True):
-                    assert_same(part, {key: whole[key] for key in part})
-                    assert_same(kept.leaves, {key: state.leaves[key] for key in part})
-                    assert_same(kept.shared, state.shared)
-
-
-def test_without_the_total_a_part_is_another() -> None:
-    optimizer, params = prodigy(d0=0.1), start()
-    alone = {"b": params["b"]}
-    state, own = optimizer.init(params), optimizer.init(alone)
-    for step in (0, 2, 3):
-        grads = gradient(params, step)
-        alone, own = optimizer.update(alone, {"b": grads["b"]}, own)
-        params, state = optimizer.update(params, grads, state)
-    assert optimizer.shared(own)["prodigy"].d != optimizer.shared(state)["prodigy"].d
 
 
 def test_totals_of_another_shape_are_refused() -> None:

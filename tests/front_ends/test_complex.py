@@ -19,16 +19,6 @@ COMPLEX = [name for name, (cls, _) in CASES.items() if cls is not torch.optim.Ad
 """Cases with complex parameters, which Adafactor refuses, here and in torch."""
 
 
-def adds_complex_numbers(name: str) -> bool:
-    cls, options = CASES[name]
-    decoupled = cls is torch.optim.AdamW or "decoupled_weight_decay" in options
-    return (
-        cls is torch.optim.SGD
-        or (cls is torch.optim.RMSprop and "momentum" in options)
-        or ("weight_decay" in options and not decoupled)
-    )
-
-
 def real(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return detached real views."""
     return [torch.view_as_real(one.detach()) for one in tensors]
@@ -56,12 +46,6 @@ def on_real_views(name: str, params: Sequence[Tensor]) -> Any:
 
 
 @each(name=COMPLEX)
-def test_torch_optimizer_is_torch_s_class_on_the_real_view(name: str) -> None:
-    ours = twins(name, torch.complex64).ours
-    assert_as_on_real_views(ours, on_real_views(name, params_of(ours)))
-
-
-@each(name=COMPLEX)
 def test_from_torch_is_torch_s_class_on_the_real_view(name: str) -> None:
     live = twins(name, torch.complex64).theirs
     run(live, 0, 1, without={1})
@@ -76,16 +60,3 @@ def test_from_torch_is_torch_s_class_on_the_real_view(name: str) -> None:
     }
     twin.load_state_dict(written)
     assert_as_on_real_views(Functional(live), twin)
-
-
-@each(name=[name for name in COMPLEX if not adds_complex_numbers(name)])
-def test_where_torch_sees_the_real_view_it_is_torch_s_class(name: str) -> None:
-    pair = twins(name, torch.complex64)
-    for seed in range(3):
-        pair.step(seed, without={seed})
-        pair.assert_same()
-    made = Functional(pair.theirs)
-    for seed in (7, 8):
-        made.step(seed)
-        pair.step(seed)
-        assert_same_tensors(made.params, params_of(pair.theirs))

@@ -33,13 +33,6 @@ from ..ways import COMPILING, MEANT_FOR_SOME, NAMESPACE, WAYS_TO_BEGIN, Layer, b
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.(save|load)` is deprecated")
 
 
-def kinds(step: int) -> dict[str, Any]:
-    """Return one leaf of each kind that a program handles differently."""
-    scenarios = ("float32", "complex64", "bfloat16, laid apart")
-    made = {name: SCENARIOS[name](step) for name in scenarios}
-    return {name: own[key] for (name, own), key in zip(made.items(), "bwt", strict=True)}
-
-
 def tensors_of(step: int, dtype: torch.dtype = torch.float64) -> list[Any]:
     """Return the parameters for step 0, and gradients for later steps."""
     return [noise(10 * step + i, *shape, dtype=dtype) for i, shape in enumerate([(3, 2), (4,), ()])]
@@ -85,13 +78,8 @@ PLAIN = {
 }
 
 
-@each_value(optimizer=PLAIN)
-def test_a_program_is_update_in_place(optimizer: Optimizer) -> None:
-    assert_program_alike(optimizer, kinds)
-
-
 @pytest.mark.parametrize("scenario", [mixed, SCENARIOS["extreme"]])
-def test_so_it_is_in_every_scenario(scenario: Scenario) -> None:
+def test_a_program_is_update_in_place_in_every_scenario(scenario: Scenario) -> None:
     for name, optimizer in PLAIN.items():
         with case(name=name):
             assert_program_alike(optimizer, scenario)
