@@ -112,25 +112,55 @@ FORMULAS: dict[str, Callable[..., Result]] = {
     "rowwise_adagrad": rowwise_adagrad_formula,
     "ftrl": ftrl_formula,
 }
-OPTIONS: dict[str, dict[str, Any]] = {
-    "qhm": {"momentum": 0.9, "nu": 0.7, "weight_decay": 0.01},
-    "lion": {"betas": (0.9, 0.99), "weight_decay": 0.01},
-    "lamb": {
-        "betas": (0.9, 0.999),
-        "eps": 1e-6,
-        "weight_decay": 0.01,
-        "min_norm": 0.0,
-        "max_ratio": math.inf,
+OPTIONS: dict[str, dict[str, list[Any]]] = {
+    "qhm": {
+        "lr": [0.1],
+        "momentum": [0.9, 0.0, 0.5, 0.999],
+        "nu": [0.7, 0.0, 0.3, 1.0, 1.5],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "weight_decay_type": ["grad", "direct"],
+        "maximize": [False, True],
     },
-    "lars": {"momentum": 0.9, "weight_decay": 0.01, "trust_coefficient": 0.5},
-    "rowwise_adagrad": {"eps": 1e-8, "weight_decay": 0.01},
-    "ftrl": {"beta": 1.0, "l1": 0.1, "l2": 0.01},
+    "lion": {
+        "lr": [0.1],
+        "betas": [(0.9, 0.99), (0.0, 0.5), (0.95, 0.0), (0.6, 0.2)],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "maximize": [False, True],
+    },
+    "lamb": {
+        "lr": [0.1],
+        "betas": [(0.9, 0.999), (0.0, 0.5), (0.7, 0.0)],
+        "eps": [1e-6],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "min_norm": [0.0, 5.0],
+        "max_ratio": [math.inf, 0.2],
+        "maximize": [False, True],
+    },
+    "lars": {
+        "lr": [0.1],
+        "momentum": [0.9],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "trust_coefficient": [0.5, 2.0],
+        "maximize": [False, True],
+        "nesterov": [False, True],
+    },
+    "rowwise_adagrad": {
+        "lr": [0.1],
+        "eps": [1e-8, 0.1],
+        "weight_decay": [0.01, 0.0, 0.2],
+    },
+    "ftrl": {
+        "lr": [0.1, 2.0],
+        "beta": [1.0, 0.0],
+        "l1": [0.1, 0.0, 4.0],
+        "l2": [0.01, 0.0, 0.4],
+    },
 }
-"""Hyper-parameters for the table of agreement. In addition, lr is 0.1."""
+"""Options to compare with. The table of agreement has the first of each."""
 
 
 def _entry(name: str) -> tuple[Callable[[], Optimizer], Callable[..., Result]]:
-    hyper = {"lr": 0.1, **OPTIONS[name]}
+    hyper = {key: values[0] for key, values in OPTIONS[name].items()}
     return partial(getattr(algorithms, name), **hyper), partial(FORMULAS[name], **hyper)
 
 
