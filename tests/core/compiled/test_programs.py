@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from functional_optim import (
     Optimizer,
@@ -290,18 +290,6 @@ def test_it_goes_on_from_a_state_and_hands_it_on() -> None:
     program.step(tensors_of(2))
     assert isinstance(program.state, State)
     assert_same(optimizer.update(first, tensors_of(3), program.state), wanted)
-
-
-def test_module_parameters() -> None:
-    model = nn.Linear(3, 2)
-    own = dict(model.named_parameters())
-    start = {key: param.detach().clone() for key, param in own.items()}
-    program = adam(0.1).script(own)
-    model(noise(0, 5, 3, dtype=torch.float32)).square().sum().backward()
-    program.step([own["bias"].grad, own["weight"].grad])
-    wanted = step(adam(0.1), start, {key: param.grad for key, param in own.items()})
-    assert_same({key: param.detach() for key, param in own.items()}, wanted)
-    assert all(param.requires_grad for param in model.parameters())
 
 
 def test_a_program_goes_on_from_a_state_that_autograd_followed() -> None:
