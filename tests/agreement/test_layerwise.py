@@ -1,4 +1,4 @@
-"""Algorithms with one step size per tensor, per block or for all: formulas and identities."""
+"""Algorithms with one step size per tensor, block or tree: blocks, sums, and gradients of zeros."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""NAdam, RAdam, ASGD, Adafactor and SparseAdam: identities from theory, and behavior of torch.
+"""NAdam, RAdam, ASGD, Adafactor and SparseAdam: sparse gradients, state dicts and changes.
 
 A law checks that each has the bits of torch's class with all options. See test_optim_db.py, too.
 """

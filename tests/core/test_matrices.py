@@ -1,4 +1,4 @@
-"""Rules for whole matrices: refused parameters, formulas in float64, and identities."""
+"""Rules for whole matrices: refused parameters, SOAP's formula, and rounding as in torch."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Prodigy, compared with its authors' package, with its formulas, and with its parts."""
+"""Prodigy, compared with its authors' package; its totals, and steps that move nothing."""
 
 import contextlib
 import io

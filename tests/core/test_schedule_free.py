@@ -1,4 +1,4 @@
-"""Schedule-free SGD and AdamW, compared with their authors' package and with their formulas."""
+"""Schedule-free SGD and AdamW, compared with their authors' package; views and populations."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""Rules for embedding tables, compared with their papers' pseudo code, and their rows."""
+"""Rules for embedding tables: exact zeros, rows of any shape, and steps by rows."""
 
 from collections.abc import Iterator
 from typing import Any

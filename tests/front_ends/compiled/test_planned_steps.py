@@ -1,16 +1,25 @@
-"""Planned steps of TorchOptimizer: laws where kernels run them, and the number of plans."""
+"""Planned steps of TorchOptimizer: laws where kernels run them, and the number of calls."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from functional_optim import (
+    Optimizer,
     TorchOptimizer,
+    accumulate,
     adamw,
     as_functional_optim,
+    chain,
+    clip_by_global_norm,
+    lookahead,
+    sgd,
 )
 from functional_optim.kernels import ExecutorName
 from functional_optim.native import LOOPS
 from tests.choices import each
+from tests.steady import calls_of
 
 from ..support import noise, params_of, set_grads, twins
 from ..test_changes_between_steps import (  # noqa: F401  the same law, where kernels make the steps
@@ -29,6 +38,28 @@ from ..test_steps import (  # noqa: F401  the same laws, where kernels make the 
     test_one_parameter_twice_in_a_group_is_stepped_once,
     test_steps_are_those_of_torch_s_class,
 )
+
+STEADY: dict[str, Callable[[], Optimizer]] = {
+    "momentum": lambda: sgd(0.1, momentum=0.9),
+    "clipped": lambda: chain(clip_by_global_norm(1.0), adamw(0.1)),
+    "groups": lambda: adamw(0.1).override((0,), weight_decay=0.5),
+    "accumulated": lambda: chain(accumulate(3), adamw(0.1)),
+    "slow weights": lambda: chain(sgd(0.1, momentum=0.9), lookahead(3)),
+}
+
+
+@pytest.mark.usefixtures("with_loops")
+@pytest.mark.parametrize("name", STEADY)
+def test_a_steady_step_calls_as_much_python_for_many_leaves_as_for_few(name: str) -> None:
+    counted = []
+    for count in (4, 40):
+        params = [torch.nn.Parameter(noise(place, 5)) for place in range(count)]
+        set_grads(params, 100)
+        optimizer = TorchOptimizer(params, STEADY[name]())
+        for _ in range(12):
+            optimizer.step()
+        counted.append([calls_of(optimizer.step) for _ in range(6)])
+    assert counted[1] == counted[0]
 
 
 @pytest.fixture(autouse=True)
