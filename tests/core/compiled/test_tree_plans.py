@@ -114,6 +114,25 @@ def test_what_a_plan_was_not_made_for_is_refused_as_ever(name: str, what: str) -
     assert_same(params, before)
 
 
+@each(name=CHAINS)
+def test_a_gradient_that_is_refused_changes_nothing(name: str) -> None:
+    optimizer, params = CHAINS[name], tree()
+    state = optimizer.init(params)
+    for k in range(4):
+        optimizer.update_(params, grads(k), state)
+    written = [one for one in optree.tree_leaves([params, state]) if one is not None]
+    versions = [one._version for one in written]
+    before = optree.tree_map(torch.clone, [params, state])
+    wrong = grads(4)
+    wrong["b"][1] = normal(2)
+    with pytest.raises(ValueError, match=r"gradient at 'b\.1'"):
+        optimizer.update_(params, wrong, state)
+    with pytest.raises(ValueError, match="no gradients at 'a'"):
+        optimizer.update_(params, {"b": wrong["b"], "c": None}, state)
+    assert_same([params, state], before)
+    assert [one._version for one in written] == versions
+
+
 def test_an_option_that_asks_for_other_state_is_refused_as_ever() -> None:
     for momentum, other, match in (
         (0.0, 0.9, "momentum_buffer is missing"),
