@@ -144,6 +144,13 @@ def test_units_of_weight_zero_can_grow() -> None:
     torch.testing.assert_close(made.norm(dim=1), torch.full((2,), 0.125))
 
 
+def test_the_correction_of_a_constant_gradient_is_zero() -> None:
+    param, grads = problem()
+    same = [grads[0]] * STEPS
+    found, _ = run(fo.chain(fo.mars(gamma=5.0, max_norm=math.inf), fo.sgd(0.1)), param, same)
+    assert torch.equal(found, run(fo.sgd(0.1), param, same)[0])
+
+
 def noise_of(optimizer: fo.Optimizer, start: Tensor, steps: int = 1) -> list[Tensor]:
     state, found, param = optimizer.init(start), [], start
     for _ in range(steps):
