@@ -10,7 +10,7 @@ from torch import Tensor
 
 import functional_optim as fo
 from tests.agreement import formulas_transforms as formulas
-from tests.agreement.transform_runs import largest_logits, problem, run
+from tests.agreement.transform_runs import STEPS, largest_logits, problem, run
 
 LARGEST = {torch.float64: 1e-12, torch.float32: 3e-5}
 """Largest difference from the formula, relative to the largest element."""
