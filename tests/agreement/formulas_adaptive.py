@@ -197,51 +197,79 @@ FORMULAS: dict[str, Formula] = {
 }
 """Formulas of one element, by the name of the algorithm."""
 
-OPTIONS: dict[str, Hyper] = {
+OPTIONS: dict[str, dict[str, list[Any]]] = {
     "ademamix": {
-        "betas": (0.9, 0.99, 0.999),
-        "alpha": 2.0,
-        "alpha_warmup": 3,
-        "beta3_warmup": 4,
-        "eps": 1e-8,
+        "lr": [0.1],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "betas": [(0.9, 0.99, 0.999), (0.5, 0.0, 0.9)],
+        "alpha": [2.0, 0.0, 5.0],
+        "alpha_warmup": [3, 0, 7, 100],
+        "beta3_warmup": [4, 0, 7, 100],
+        "eps": [1e-8, 0.01],
     },
     "adopt": {
-        "betas": (0.9, 0.99),
-        "eps": 1e-6,
-        "decouple": True,
-        "clip": True,
-        "clip_power": 0.25,
+        "lr": [0.1],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "betas": [(0.9, 0.99), (0.0, 0.5)],
+        "eps": [1e-6, 0.5],
+        "decouple": [True, False],
+        "clip": [True, False],
+        "clip_power": [0.25, 0.0],
     },
-    "adan": {"betas": (0.98, 0.92, 0.99), "eps": 1e-8, "no_prox": False},
+    "adan": {
+        "lr": [0.1],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "betas": [(0.98, 0.92, 0.99), (0.5, 0.0, 0.9)],
+        "eps": [1e-8, 0.01],
+        "no_prox": [False, True],
+    },
     "adabelief": {
-        "betas": (0.9, 0.99),
-        "eps": 1e-8,
-        "amsgrad": False,
-        "decoupled_weight_decay": True,
+        "lr": [0.1],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "betas": [(0.9, 0.99), (0.5, 0.0)],
+        "eps": [1e-8, 1e-16, 0.01],
+        "amsgrad": [False, True],
+        "decoupled_weight_decay": [True, False],
     },
     "yogi": {
-        "betas": (0.9, 0.99),
-        "eps": 1e-3,
-        "initial_accumulator_value": 1e-6,
-        "bias_correction": True,
+        "lr": [0.1],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "betas": [(0.9, 0.99), (0.0, 0.5)],
+        "eps": [0.001, 0.5],
+        "initial_accumulator_value": [1e-6, 2.0],
+        "bias_correction": [True, False],
     },
-    "laprop": {"betas": (0.9, 0.99), "eps": 1e-15},
-    "stable_adamw": {"betas": (0.9, 0.99), "eps": 1e-6},
+    "laprop": {
+        "lr": [0.1],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "betas": [(0.9, 0.99), (0.0, 0.5)],
+        "eps": [1e-15, 0.5],
+    },
+    "stable_adamw": {
+        "lr": [0.1],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "betas": [(0.9, 0.99), (0.0, 0.5)],
+        "eps": [1e-6, 0.5],
+    },
     "qhadam": {
-        "betas": (0.9, 0.99),
-        "nus": (0.7, 0.9),
-        "eps": 1e-8,
-        "decoupled_weight_decay": False,
+        "lr": [0.1],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "betas": [(0.9, 0.99), (0.0, 0.5)],
+        "nus": [(0.7, 0.9), (0.7, 1.0), (0.0, 0.5), (1.0, 0.0)],
+        "eps": [1e-8, 0.5],
+        "decoupled_weight_decay": [False, True],
     },
     "adabound": {
-        "betas": (0.9, 0.99),
-        "final_lr": 0.1,
-        "gamma": 1e-2,
-        "eps": 1e-8,
-        "amsbound": False,
+        "lr": [0.1],
+        "weight_decay": [0.01, 0.0, 0.3],
+        "betas": [(0.9, 0.99), (0.0, 0.5)],
+        "final_lr": [0.1, 0.05, 2.0],
+        "gamma": [0.01, 0.001, 0.5],
+        "eps": [1e-8, 0.5],
+        "amsbound": [False, True],
     },
 }
-"""Hyper-parameters for the table of agreement. In addition, lr is 0.1 and the decay is 0.01."""
+"""Options to compare with. The table of agreement has the first of each."""
 
 
 def run_formula(name: str, p: Values, grads: list[Values], c: Hyper) -> tuple[Values, Values]:
@@ -253,7 +281,7 @@ def run_formula(name: str, p: Values, grads: list[Values], c: Hyper) -> tuple[Va
 
 
 def _entry(name: str) -> tuple[Callable[[], Optimizer], Callable[..., tuple[Values, Values]]]:
-    options = {"lr": 0.1, "weight_decay": 0.01, **OPTIONS[name]}
+    options = {key: values[0] for key, values in OPTIONS[name].items()}
     return partial(getattr(algorithms, name), **options), partial(run_formula, name, c=options)
 
 

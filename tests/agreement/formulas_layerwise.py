@@ -165,38 +165,67 @@ def dadapt_adam_formula(p: Values, grads: list[Values], **hyper: Any) -> Result:
     return p, s
 
 
-_AVERAGES = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.01}
-_DOG = {"lr": 1.0, "reps_rel": 0.1, "eps": 1e-8, "weight_decay": 0.01}
-_FOUND = {"d0": 0.1, "growth_rate": math.inf}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "sign_sgd": {"lr": 0.1, "weight_decay": 0.01},
-    "signum": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
-    "novograd": _AVERAGES,
-    "came": {
-        "lr": 0.01,
-        "betas": (0.9, 0.999, 0.9999),
-        "eps": (1e-30, 1e-16),
-        "clip_threshold": 1.0,
-        "weight_decay": 0.01,
+OPTIONS: dict[str, dict[str, list[Any]]] = {
+    "sign_sgd": {
+        "lr": [0.1],
+        "weight_decay": [0.01, 0, 0.1],
     },
-    "adam_mini": _AVERAGES,
-    "dog": _DOG,
-    "ldog": _DOG,
-    "dadapt_sgd": {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.01, **_FOUND},
+    "signum": {
+        "lr": [0.1],
+        "momentum": [0.9, 0.0],
+        "weight_decay": [0.01, 0.0, 0.1],
+    },
+    "novograd": {
+        "lr": [0.1],
+        "betas": [(0.9, 0.99), (0.95, 0.98), (0.0, 0.5)],
+        "eps": [1e-8, 0.1],
+        "weight_decay": [0.01, 0.0, 0.1],
+        "grad_averaging": [False, True],
+    },
+    "came": {
+        "lr": [0.01],
+        "betas": [(0.9, 0.999, 0.9999), (0.5, 0.9, 0.8)],
+        "eps": [(1e-30, 1e-16), (0.01, 0.1)],
+        "clip_threshold": [1.0, 0.3],
+        "weight_decay": [0.01, 0.0, 0.1],
+    },
+    "adam_mini": {
+        "lr": [0.1],
+        "betas": [(0.9, 0.99), (0.9, 0.95), (0.0, 0.5)],
+        "eps": [1e-8, 0.1],
+        "weight_decay": [0.01, 0.0, 0.1],
+    },
+    "dog": {
+        "lr": [1.0, 0.5],
+        "reps_rel": [0.1, 1e-6],
+        "eps": [1e-8, 0.1],
+        "weight_decay": [0.01, 0.0, 0.1],
+    },
+    "dadapt_sgd": {
+        "lr": [1.0, 0.5],
+        "momentum": [0.9, 0.0],
+        "weight_decay": [0.01, 0.0, 0.1],
+        "d0": [0.1, 1e-6],
+        "growth_rate": [math.inf, 1.3],
+    },
     "dadapt_adam": {
-        **_AVERAGES,
-        "lr": 1.0,
-        "decouple": True,
-        "use_bias_correction": False,
-        **_FOUND,
+        "lr": [1.0, 0.5],
+        "betas": [(0.9, 0.99), (0.9, 0.999), (0.0, 0.5)],
+        "eps": [1e-8, 0.1],
+        "weight_decay": [0.01, 0.0, 0.1],
+        "decouple": [True, False],
+        "use_bias_correction": [False, True],
+        "d0": [0.1, 1e-6],
+        "growth_rate": [math.inf, 1.3],
     },
 }
-"""Hyper-parameters for the table of agreement."""
+OPTIONS["ldog"] = OPTIONS["dog"]
+"""Options to compare with. The table of agreement has the first of each."""
 
 MATRICES = {"came": {"columns": 100}, "adam_mini": {"blocks": 5}}
 """Algorithms that are compared on a 5 x 100 matrix, with that shape as their formulas take it."""
 
-_FORMULAS: dict[str, Callable[..., Result]] = {
+FORMULAS: dict[str, Callable[..., Result]] = {
     "sign_sgd": sign_sgd_formula,
     "signum": signum_formula,
     "novograd": novograd_formula,
@@ -210,9 +239,9 @@ _FORMULAS: dict[str, Callable[..., Result]] = {
 
 
 def _entry(name: str) -> tuple[Callable[[], Optimizer], Callable[..., Result]]:
-    hyper = OPTIONS[name]
+    hyper = {key: values[0] for key, values in OPTIONS[name].items()}
     build: Callable[[], Optimizer] = partial(getattr(algorithms, name), **hyper)
-    return build, partial(_FORMULAS[name], **hyper, **MATRICES.get(name, {}))
+    return build, partial(FORMULAS[name], **hyper, **MATRICES.get(name, {}))
 
 
 LAYERWISE_FORMULAS = {name: _entry(name) for name in OPTIONS}

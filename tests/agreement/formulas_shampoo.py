@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from functional_optim import Optimizer, algorithms
 
 Values = list[float]
 Formula = Callable[[Tensor, list[Tensor], dict[str, Any]], tuple[Tensor, ...]]
@@ -223,7 +226,6 @@ KRON = {
     "memory_save_mode": "one_diag",
     "seed": 3,
 }
-KRON_FORMULA = {**KRON, "diagonal": (False, True)}
 
 
 def galore_formula(start: Tensor, grads: list[Tensor], c: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -260,3 +262,61 @@ GALORE = {
     "update_proj_gap": 3,
     "scale": 0.25,
 }
+
+
+def soap_formula(
+    start: Tensor, grads: list[Tensor], c: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return parameter, m and v by algorithm 3 of Vyas et al., with loops over columns."""
+    lr, (b1, b2), bs, decay = c["lr"], c["betas"], c["shampoo_beta"], c["weight_decay"]
+    p, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    sides = [torch.zeros(size, size).double() for size in start.shape]
+    bases = [torch.eye(size).double() for size in start.shape]
+    turned = [side for side in (0, 1) if start.shape[side] <= c["max_precond_dim"]]
+    for number, g in enumerate(grads):
+        p = p * (1 - lr * decay)
+        if number:
+            seen = bases[0].T @ g @ bases[1]
+            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * seen**2
+            inside = bases[0].T @ (m / (1 - b1**number)) @ bases[1]
+            ratio = inside / ((v / (1 - b2**number)).sqrt() + c["eps"])
+            p = p - lr * bases[0] @ ratio @ bases[1].T
+        sides = [bs * sides[0] + (1 - bs) * g @ g.T, bs * sides[1] + (1 - bs) * g.T @ g]
+        if number == 0:
+            for side in turned:
+                sizes, vectors = torch.linalg.eigh(sides[side])
+                bases[side] = vectors[:, sizes.argsort(descending=True)]
+        elif number % c["precondition_frequency"] == 0:
+            for side in turned:
+                columns = bases[side].unbind(1)
+                sizes = [float(q @ sides[side] @ q) for q in columns]
+                places = sorted(range(len(sizes)), key=lambda k, of=sizes: -of[k])
+                v = v[places] if side == 0 else v[:, places]
+                basis = torch.stack([columns[k] for k in places], 1)
+                bases[side] = torch.linalg.qr(sides[side] @ basis).Q
+    return p, m, v
+
+
+SOAP = {
+    "lr": 0.1,
+    "betas": (0.9, 0.95),
+    "shampoo_beta": 0.95,
+    "eps": 1e-8,
+    "weight_decay": 0.01,
+    "precondition_frequency": 2,
+    "max_precond_dim": 5,
+}
+
+
+def _entry(name: str, formula: Formula, hyper: dict[str, Any], **more: Any) -> Any:
+    return partial(getattr(algorithms, name), **hyper), as_lists(formula, {**hyper, **more})
+
+
+SHAMPOO_FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., Any]]] = {
+    "galore_adamw": _entry("galore_adamw", galore_formula, GALORE),
+    "kl_soap": _entry("kl_soap", kl_soap_formula, KL_SOAP),
+    "kron": _entry("kron", kron_formula, KRON, diagonal=(False, True)),
+    "shampoo": _entry("shampoo", shampoo_formula, SHAMPOO),
+    "soap": _entry("soap", soap_formula, SOAP),
+}
+"""Constructors and formulas, for the table of agreement."""

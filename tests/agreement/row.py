@@ -78,3 +78,20 @@ class Row:
         if cause.variant is not None:
             changed |= {"name": f"variants.{cause.variant}"}
         return replace(self, shapes=cause.shapes or self.shapes, **changed)
+
+
+def alike(
+    algorithm: str, package: str, name: str, ours: Options, more: Options | None = None, **rest: Any
+) -> Row:
+    """Return a row in which the other implementation has our options, and more."""
+    return Row(algorithm, package, name, ours, {**ours, **(more or {})}, **rest)
+
+
+def in_optax(
+    algorithm: str, name: str, ours: Options, more: Options | None = None, **rest: Any
+) -> Row:
+    """Return a row in which optax has our options by its names, and more."""
+    theirs = {"learning_rate" if key == "lr" else key: value for key, value in ours.items()}
+    betas = enumerate(theirs.pop("betas", ()), start=1)
+    theirs |= {f"b{number}": beta for number, beta in betas}
+    return Row(algorithm, "optax", name, ours, {**theirs, **(more or {})}, **rest)

@@ -1,6 +1,6 @@
 """Rows of algorithms that torch.optim does not have."""
 
-from tests.agreement.row import Cause, Row
+from tests.agreement.row import Cause, Row, alike, in_optax
 
 BETAS = (0.9, 0.99)
 KAHAN = {"kahan_sum": False, "foreach": False, "triton": False}
@@ -8,41 +8,17 @@ HEAVYBALL = {"multi_tensor": False, "compile_step": False, "promote": False}
 HESSIAN = {"betas": BETAS, "weight_decay": 0.01}
 
 ROWS = [
-    Row(
-        "lion",
-        "lion_pytorch",
-        "Lion",
-        {"lr": 0.01, "weight_decay": 0.1},
-        {"lr": 0.01, "weight_decay": 0.1},
-    ),
-    Row(
-        "lion",
-        "optax",
-        "lion",
-        {"lr": 0.01, "weight_decay": 0.1},
-        {"learning_rate": 0.01, "weight_decay": 0.1},
-    ),
-    Row(
-        "lion",
-        "optimi",
-        "Lion",
-        {"lr": 0.01, "weight_decay": 0.1},
-        {"lr": 0.01, "weight_decay": 0.1, **KAHAN},
-    ),
-    Row(
-        "lion",
-        "pytorch_optimizer",
-        "Lion",
-        {"lr": 0.01, "weight_decay": 0.1},
-        {"lr": 0.01, "weight_decay": 0.1},
-    ),
-    Row("lamb", "optax", "lamb", {"lr": 0.1}, {"learning_rate": 0.1, "weight_decay": 0.01}),
-    Row(
+    alike("lion", "lion_pytorch", "Lion", {"lr": 0.01, "weight_decay": 0.1}),
+    in_optax("lion", "lion", {"lr": 0.01, "weight_decay": 0.1}),
+    alike("lion", "optimi", "Lion", {"lr": 0.01, "weight_decay": 0.1}, KAHAN),
+    alike("lion", "pytorch_optimizer", "Lion", {"lr": 0.01, "weight_decay": 0.1}),
+    in_optax("lamb", "lamb", {"lr": 0.1}, {"weight_decay": 0.01}),
+    alike(
         "lamb",
         "pytorch_optimizer",
         "Lamb",
         {"lr": 0.1},
-        {"lr": 0.1, "weight_decay": 0.01, "max_grad_norm": 0.0, "weight_decouple": False},
+        {"weight_decay": 0.01, "max_grad_norm": 0.0, "weight_decouple": False},
         cause=Cause(
             "pytorch-optimizer does not correct the average of squares, and corrects that of "
             "gradients behind the trust ratio, whose norm it adds eps to.",
@@ -50,18 +26,11 @@ ROWS = [
             theirs={"betas": (0.0, 0.0), "eps": 0.0},
         ),
     ),
-    Row(
-        "lars",
-        "optax",
-        "lars",
-        {"lr": 1.0, "weight_decay": 0.01},
-        {"learning_rate": 1.0, "weight_decay": 0.01},
-    ),
-    Row(
+    in_optax("lars", "lars", {"lr": 1.0, "weight_decay": 0.01}),
+    alike(
         "lars",
         "pytorch_optimizer",
         "LARS",
-        {"lr": 1.0, "weight_decay": 0.01},
         {"lr": 1.0, "weight_decay": 0.01},
         cause=Cause(
             "pytorch-optimizer does not scale vectors, and divides by the sum of the norms of "
@@ -71,13 +40,7 @@ ROWS = [
             shapes="matrices",
         ),
     ),
-    Row(
-        "qhm",
-        "pytorch_optimizer",
-        "QHM",
-        {"lr": 0.1, "momentum": 0.9},
-        {"lr": 0.1, "momentum": 0.9, "nu": 0.7},
-    ),
+    alike("qhm", "pytorch_optimizer", "QHM", {"lr": 0.1, "momentum": 0.9}, {"nu": 0.7}),
     Row(
         "ftrl",
         "pytorch_optimizer",
@@ -85,11 +48,10 @@ ROWS = [
         {"lr": 0.1, "l1": 0.01, "l2": 0.01},
         {"lr": 0.1, "beta": 1.0, "lambda_1": 0.01, "lambda_2": 0.01},
     ),
-    Row(
+    alike(
         "soap",
         "pytorch_optimizer",
         "SOAP",
-        {"lr": 0.1},
         {"lr": 0.1},
         shapes="matrices",
         coarsest="float32",
@@ -102,19 +64,12 @@ ROWS = [
             shapes="square",
         ),
     ),
-    Row(
+    alike(
         "soap",
         "heavyball",
         "SOAP",
         {"lr": 0.1, "precondition_frequency": 2},
-        {
-            "lr": 0.1,
-            "betas": (0.95, 0.95),
-            "merge_dims": False,
-            "precondition_frequency": 2,
-            "use_precond_schedule": False,
-            **HEAVYBALL,
-        },
+        {"betas": (0.95, 0.95), "merge_dims": False, "use_precond_schedule": False, **HEAVYBALL},
         shapes="matrices",
         coarsest="float32",
         cause=Cause(
@@ -125,7 +80,7 @@ ROWS = [
             shapes="square",
         ),
     ),
-    Row("prodigy", "prodigyopt", "Prodigy", {"d0": 0.01}, {"d0": 0.01}),
+    alike("prodigy", "prodigyopt", "Prodigy", {"d0": 0.01}),
     Row(
         "prodigy",
         "optax",
@@ -137,59 +92,28 @@ ROWS = [
             ours={"use_bias_correction": True},
         ),
     ),
-    Row("prodigy", "pytorch_optimizer", "Prodigy", {"d0": 0.01}, {"d0": 0.01}, coarsest="float32"),
-    Row(
-        "schedule_free_sgd",
-        "schedulefree",
-        "SGDScheduleFree",
-        {"lr": 0.1},
-        {"lr": 0.1, "foreach": False},
+    alike("prodigy", "pytorch_optimizer", "Prodigy", {"d0": 0.01}, coarsest="float32"),
+    alike("schedule_free_sgd", "schedulefree", "SGDScheduleFree", {"lr": 0.1}, {"foreach": False}),
+    in_optax("schedule_free_sgd", "contrib.schedule_free_sgd", {"lr": 0.1}),
+    alike("schedule_free_sgd", "pytorch_optimizer", "ScheduleFreeSGD", {"lr": 0.1}),
+    alike(
+        "schedule_free_adamw", "schedulefree", "AdamWScheduleFree", {"lr": 0.1}, {"foreach": False}
     ),
-    Row(
-        "schedule_free_sgd",
-        "optax",
-        "contrib.schedule_free_sgd",
-        {"lr": 0.1},
-        {"learning_rate": 0.1},
-    ),
-    Row("schedule_free_sgd", "pytorch_optimizer", "ScheduleFreeSGD", {"lr": 0.1}, {"lr": 0.1}),
-    Row(
-        "schedule_free_adamw",
-        "schedulefree",
-        "AdamWScheduleFree",
-        {"lr": 0.1},
-        {"lr": 0.1, "foreach": False},
-    ),
-    Row(
-        "schedule_free_adamw",
-        "optax",
-        "contrib.schedule_free_adamw",
-        {"lr": 0.1},
-        {"learning_rate": 0.1},
-    ),
-    Row("schedule_free_adamw", "pytorch_optimizer", "ScheduleFreeAdamW", {"lr": 0.1}, {"lr": 0.1}),
-    Row(
+    in_optax("schedule_free_adamw", "contrib.schedule_free_adamw", {"lr": 0.1}),
+    alike("schedule_free_adamw", "pytorch_optimizer", "ScheduleFreeAdamW", {"lr": 0.1}),
+    alike(
         "schedule_free_adamw",
         "heavyball",
         "SFAdamW",
         {"lr": 0.1},
-        {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, **HEAVYBALL},
+        {"betas": (0.9, 0.999), "eps": 1e-8, **HEAVYBALL},
         coarsest="float32",
     ),
-    Row(
+    in_optax(
         "sophia",
-        "optax",
         "contrib.sophia",
         {"lr": 0.1, **HESSIAN},
-        {
-            "learning_rate": 0.1,
-            "b1": 0.9,
-            "b2": 0.99,
-            "eps": 1e-12,
-            "weight_decay": 0.01,
-            "update_interval": 1,
-            "hessian_diagonal_fn": None,
-        },
+        {"eps": 1e-12, "update_interval": 1, "hessian_diagonal_fn": None},
         inputs=True,
         cause=Cause(
             "optax corrects the bias of the average of gradients, and uses the average of "
@@ -205,11 +129,10 @@ ROWS = [
         {"lr": 0.1, "p": 1.0, **HESSIAN},
         inputs=True,
     ),
-    Row(
+    alike(
         "adahessian",
         "pytorch_optimizer",
         "AdaHessian",
-        {"lr": 0.1, "eps": 1e-8, **HESSIAN},
         {"lr": 0.1, "eps": 1e-8, **HESSIAN},
         inputs=True,
     ),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.agreement.row import Row
+from tests.agreement.row import Row, alike, in_optax
 
 DECAY = {"lr": 0.01, "weight_decay": 0.1}
 DISTANCE: dict[str, Any] = {"weight_decay": 0.1, "d0": 1e-3}
@@ -10,37 +10,24 @@ ADAPTED = {**DISTANCE, "decouple": True, "use_bias_correction": True}
 MOMENTUM = {"momentum": 0.9, "d0": 0.1}
 
 ROWS = [
-    Row("sign_sgd", "optax", "sign_sgd", {"lr": 0.01}, {"learning_rate": 0.01}),
-    Row("signum", "optax", "signum", {"lr": 0.01}, {"learning_rate": 0.01}),
-    Row(
-        "signum",
-        "pytorch_optimizer",
-        "SignSGD",
-        {**DECAY, "momentum": 0.9},
-        {**DECAY, "momentum": 0.9},
-    ),
-    Row(
+    in_optax("sign_sgd", "sign_sgd", {"lr": 0.01}),
+    in_optax("signum", "signum", {"lr": 0.01}),
+    alike("signum", "pytorch_optimizer", "SignSGD", {**DECAY, "momentum": 0.9}),
+    in_optax(
         "novograd",
-        "optax",
         "novograd",
         {"lr": 0.01, "weight_decay": 0.01},
-        {"learning_rate": 0.01, "b1": 0.95, "b2": 0.98, "eps": 1e-8, "weight_decay": 0.01},
+        {"b1": 0.95, "b2": 0.98, "eps": 1e-8},
     ),
-    Row(
-        "novograd",
-        "pytorch_optimizer",
-        "NovoGrad",
-        {"lr": 0.01, "weight_decay": 0.01},
-        {"lr": 0.01, "weight_decay": 0.01},
-    ),
-    Row("came", "came_pytorch", "CAME", DECAY, DECAY),
-    Row("came", "pytorch_optimizer", "CAME", DECAY, DECAY),
-    Row("dog", "dog", "DoG", {"reps_rel": 0.1}, {"reps_rel": 0.1}),
+    alike("novograd", "pytorch_optimizer", "NovoGrad", {"lr": 0.01, "weight_decay": 0.01}),
+    alike("came", "came_pytorch", "CAME", DECAY),
+    alike("came", "pytorch_optimizer", "CAME", DECAY),
+    alike("dog", "dog", "DoG", {"reps_rel": 0.1}),
     Row("dog", "optax", "contrib.dog", {"reps_rel": 0.1}, {"init_step": ("heuristic", 0.1)}),
-    Row("ldog", "dog", "LDoG", {"reps_rel": 0.1}, {"reps_rel": 0.1}),
-    Row("dadapt_sgd", "dadaptation", "DAdaptSGD", MOMENTUM, MOMENTUM),
-    Row("dadapt_sgd", "pytorch_optimizer", "DAdaptSGD", MOMENTUM, MOMENTUM, coarsest="float32"),
-    Row("dadapt_adam", "dadaptation", "DAdaptAdam", ADAPTED, ADAPTED),
+    alike("ldog", "dog", "LDoG", {"reps_rel": 0.1}),
+    alike("dadapt_sgd", "dadaptation", "DAdaptSGD", MOMENTUM),
+    alike("dadapt_sgd", "pytorch_optimizer", "DAdaptSGD", MOMENTUM, coarsest="float32"),
+    alike("dadapt_adam", "dadaptation", "DAdaptAdam", ADAPTED),
     Row(
         "dadapt_adam",
         "pytorch_optimizer",

@@ -1,6 +1,6 @@
 """Rows of Muon's family, apart from those of torch.optim and pytorch-optimizer."""
 
-from tests.agreement.row import Cause, Row
+from tests.agreement.row import Cause, Row, alike
 
 HEAVYBALL = {"multi_tensor": False, "compile_step": False, "promote": False}
 POLYNOMIALS = (
@@ -29,12 +29,12 @@ ROWS = [
             shapes="square",
         ),
     ),
-    Row(
+    alike(
         "muon",
         "heavyball",
         "Muon",
         {"lr": 0.1},
-        {"lr": 0.1, "betas": (0.95, 0.99), "weight_decay": 0.1, **HEAVYBALL},
+        {"betas": (0.95, 0.99), "weight_decay": 0.1, **HEAVYBALL},
         shapes="matrices",
         coarsest="bfloat16",
         cause=Cause(
@@ -44,21 +44,21 @@ ROWS = [
             theirs={"nesterov": False},
         ),
     ),
-    Row(
+    alike(
         "normuon",
         "pytorch_optimizer",
         "NorMuon",
         {"lr": 0.1},
-        {"lr": 0.1, "group": {"use_muon": True}},
+        {"group": {"use_muon": True}},
         shapes="matrices",
         coarsest="bfloat16",
     ),
-    Row(
+    alike(
         "scion",
         "pytorch_optimizer",
         "SCION",
         {"lr": 0.01},
-        {"lr": 0.01, "momentum": 0.1, "constraint": True},
+        {"momentum": 0.1, "constraint": True},
         shapes="matrices",
         coarsest="bfloat16",
     ),

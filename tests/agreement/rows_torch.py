@@ -1,6 +1,6 @@
 """Rows of algorithms that torch.optim has, too."""
 
-from tests.agreement.row import Cause, Row
+from tests.agreement.row import Cause, Row, alike, in_optax
 
 BETAS = (0.9, 0.99)
 SINGLE = {"foreach": False}
@@ -8,26 +8,10 @@ KAHAN = {"kahan_sum": False, "foreach": False, "triton": False}
 HEAVYBALL = {"multi_tensor": False, "compile_step": False, "promote": False}
 
 ROWS = [
-    Row(
-        "sgd",
-        "torch.optim",
-        "SGD",
-        {"lr": 0.1, "momentum": 0.9},
-        {"lr": 0.1, "momentum": 0.9, **SINGLE},
-    ),
-    Row(
-        "sgd", "optax", "sgd", {"lr": 0.1, "momentum": 0.9}, {"learning_rate": 0.1, "momentum": 0.9}
-    ),
-    Row(
-        "sgd", "optimi", "SGD", {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, **KAHAN}
-    ),
-    Row(
-        "sgd",
-        "pytorch_optimizer",
-        "SGDW",
-        {"lr": 0.1, "momentum": 0.9},
-        {"lr": 0.1, "momentum": 0.9},
-    ),
+    alike("sgd", "torch.optim", "SGD", {"lr": 0.1, "momentum": 0.9}, SINGLE),
+    in_optax("sgd", "sgd", {"lr": 0.1, "momentum": 0.9}),
+    alike("sgd", "optimi", "SGD", {"lr": 0.1, "momentum": 0.9}, KAHAN),
+    alike("sgd", "pytorch_optimizer", "SGDW", {"lr": 0.1, "momentum": 0.9}),
     Row(
         "sgd",
         "heavyball",
@@ -36,87 +20,49 @@ ROWS = [
         {"lr": 0.1, "beta": 0.9, **HEAVYBALL},
         coarsest="float32",
     ),
-    Row(
-        "adam",
-        "torch.optim",
-        "Adam",
-        {"lr": 0.1, "betas": BETAS},
-        {"lr": 0.1, "betas": BETAS, **SINGLE},
-    ),
-    Row(
-        "adam",
-        "optax",
-        "adam",
-        {"lr": 0.1, "betas": BETAS},
-        {"learning_rate": 0.1, "b1": 0.9, "b2": 0.99},
-    ),
-    Row(
-        "adam",
-        "optimi",
-        "Adam",
-        {"lr": 0.1, "betas": BETAS},
-        {"lr": 0.1, "betas": BETAS, "eps": 1e-8, **KAHAN},
-    ),
-    Row(
-        "adamw",
-        "torch.optim",
-        "AdamW",
-        {"lr": 0.1, "betas": BETAS},
-        {"lr": 0.1, "betas": BETAS, **SINGLE},
-    ),
-    Row(
-        "adamw",
-        "optax",
-        "adamw",
-        {"lr": 0.1, "betas": BETAS},
-        {"learning_rate": 0.1, "b1": 0.9, "b2": 0.99, "weight_decay": 0.01},
-    ),
-    Row(
+    alike("adam", "torch.optim", "Adam", {"lr": 0.1, "betas": BETAS}, SINGLE),
+    in_optax("adam", "adam", {"lr": 0.1, "betas": BETAS}),
+    alike("adam", "optimi", "Adam", {"lr": 0.1, "betas": BETAS}, {"eps": 1e-8, **KAHAN}),
+    alike("adamw", "torch.optim", "AdamW", {"lr": 0.1, "betas": BETAS}, SINGLE),
+    in_optax("adamw", "adamw", {"lr": 0.1, "betas": BETAS}, {"weight_decay": 0.01}),
+    alike(
         "adamw",
         "optimi",
         "AdamW",
         {"lr": 0.1, "betas": BETAS},
-        {"lr": 0.1, "betas": BETAS, "weight_decay": 0.01, "eps": 1e-8, **KAHAN},
+        {"weight_decay": 0.01, "eps": 1e-8, **KAHAN},
     ),
-    Row(
+    alike(
         "adamw",
         "heavyball",
         "AdamW",
         {"lr": 0.1, "betas": BETAS},
-        {"lr": 0.1, "betas": BETAS, "weight_decay": 0.01, **HEAVYBALL},
+        {"weight_decay": 0.01, **HEAVYBALL},
         coarsest="float32",
     ),
-    Row(
+    alike("adagrad", "torch.optim", "Adagrad", {"lr": 0.1, "eps": 1e-7}, SINGLE),
+    in_optax(
         "adagrad",
-        "torch.optim",
-        "Adagrad",
-        {"lr": 0.1, "eps": 1e-7},
-        {"lr": 0.1, "eps": 1e-7, **SINGLE},
-    ),
-    Row(
-        "adagrad",
-        "optax",
         "adagrad",
         {"lr": 0.1, "eps": 1e-7},
-        {"learning_rate": 0.1, "initial_accumulator_value": 0.0, "eps": 1e-7},
+        {"initial_accumulator_value": 0.0},
         cause=Cause(
             "optax adds eps under the root, and torch behind it.",
             ours={"eps": 0.0, "eps_root": 1e-7},
         ),
     ),
-    Row("adadelta", "torch.optim", "Adadelta", {"lr": 1.0}, {"lr": 1.0, **SINGLE}),
-    Row("adadelta", "optax", "adadelta", {"lr": 1.0}, {"learning_rate": 1.0}),
-    Row("adadelta", "pytorch_optimizer", "AdaDelta", {"lr": 1.0}, {"lr": 1.0}),
-    Row("adamax", "torch.optim", "Adamax", {"lr": 0.1}, {"lr": 0.1, **SINGLE}),
-    Row("adamax", "optax", "adamax", {"lr": 0.1}, {"learning_rate": 0.1}),
-    Row("adamax", "pytorch_optimizer", "AdaMax", {"lr": 0.1}, {"lr": 0.1}),
-    Row("rmsprop", "torch.optim", "RMSprop", {"lr": 0.01}, {"lr": 0.01, **SINGLE}),
-    Row(
+    alike("adadelta", "torch.optim", "Adadelta", {"lr": 1.0}, SINGLE),
+    in_optax("adadelta", "adadelta", {"lr": 1.0}),
+    alike("adadelta", "pytorch_optimizer", "AdaDelta", {"lr": 1.0}),
+    alike("adamax", "torch.optim", "Adamax", {"lr": 0.1}, SINGLE),
+    in_optax("adamax", "adamax", {"lr": 0.1}),
+    alike("adamax", "pytorch_optimizer", "AdaMax", {"lr": 0.1}),
+    alike("rmsprop", "torch.optim", "RMSprop", {"lr": 0.01}, SINGLE),
+    in_optax(
         "rmsprop",
-        "optax",
         "rmsprop",
         {"lr": 0.01},
-        {"learning_rate": 0.01, "decay": 0.99},
+        {"decay": 0.99},
         cause=Cause(
             "optax adds eps under the root unless `eps_in_sqrt=False`, and torch behind it.",
             theirs={"eps_in_sqrt": False},
@@ -135,34 +81,30 @@ ROWS = [
             ours={"lr": 0.01, "betas": (0.0, 0.99)},
         ),
     ),
-    Row("rprop", "torch.optim", "Rprop", {"lr": 0.01}, {"lr": 0.01, **SINGLE}),
-    Row(
+    alike("rprop", "torch.optim", "Rprop", {"lr": 0.01}, SINGLE),
+    in_optax(
         "rprop",
-        "optax",
         "rprop",
         {"lr": 0.01},
-        {"learning_rate": 0.01},
         cause=Cause(
             "optax applies the update of the step before, so that its first step moves nothing.",
             variant="rprop_of_this_step",
         ),
     ),
-    Row("muon", "torch.optim", "Muon", {"lr": 0.1}, {"lr": 0.1}, shapes="matrices"),
-    Row(
+    alike("muon", "torch.optim", "Muon", {"lr": 0.1}, shapes="matrices"),
+    alike(
         "muon",
         "pytorch_optimizer",
         "Muon",
         {"lr": 0.1},
-        {"lr": 0.1, "weight_decay": 0.1, "group": {"use_muon": True}},
+        {"weight_decay": 0.1, "group": {"use_muon": True}},
         shapes="matrices",
     ),
-    Row("nadam", "torch.optim", "NAdam", {"betas": BETAS}, {"betas": BETAS, **SINGLE}),
-    Row(
+    alike("nadam", "torch.optim", "NAdam", {"betas": BETAS}, SINGLE),
+    in_optax(
         "nadam",
-        "optax",
         "nadam",
         {"lr": 0.01, "betas": BETAS},
-        {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99},
         coarsest="float32",
         cause=Cause(
             "optax keeps the momentum constant, and torch lets it grow to beta1 by "
@@ -170,44 +112,36 @@ ROWS = [
             ours={"momentum_decay": 1e9},
         ),
     ),
-    Row(
-        "nadam",
-        "heavyball",
-        "NAdam",
-        {"lr": 0.01, "betas": BETAS},
-        {"lr": 0.01, "betas": BETAS, **HEAVYBALL},
-        coarsest="float32",
+    alike(
+        "nadam", "heavyball", "NAdam", {"lr": 0.01, "betas": BETAS}, HEAVYBALL, coarsest="float32"
     ),
-    Row("radam", "torch.optim", "RAdam", {"betas": BETAS}, {"betas": BETAS, **SINGLE}),
-    Row(
+    alike("radam", "torch.optim", "RAdam", {"betas": BETAS}, SINGLE),
+    in_optax(
         "radam",
-        "optax",
         "radam",
         {"lr": 0.01, "betas": BETAS},
-        {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99},
         cause=Cause(
             "optax adds eps behind the bias correction, and torch before it.",
             ours={"eps": 0.0},
             theirs={"eps": 0.0},
         ),
     ),
-    Row(
+    alike(
         "radam",
         "optimi",
         "RAdam",
         {"lr": 0.01, "betas": BETAS},
-        {"lr": 0.01, "betas": BETAS, "eps": 1e-8, **KAHAN},
+        {"eps": 1e-8, **KAHAN},
         cause=Cause(
             "optimi adds eps behind the bias correction, and torch before it.",
             ours={"eps": 0.0},
             theirs={"eps": 0.0},
         ),
     ),
-    Row(
+    alike(
         "radam",
         "pytorch_optimizer",
         "RAdam",
-        {"lr": 0.01, "betas": BETAS},
         {"lr": 0.01, "betas": BETAS},
         cause=Cause(
             "pytorch-optimizer makes no step before the variance is known unless "
@@ -215,22 +149,17 @@ ROWS = [
             theirs={"degenerated_to_sgd": True},
         ),
     ),
-    Row("asgd", "torch.optim", "ASGD", {"lr": 0.01, "t0": 5.0}, {"lr": 0.01, "t0": 5.0, **SINGLE}),
-    Row("adafactor", "torch.optim", "Adafactor", {"lr": 0.01}, {"lr": 0.01, **SINGLE}),
-    Row(
-        "adafactor",
-        "optax",
-        "adafactor",
-        {"lr": 0.01},
-        {"learning_rate": 0.01, "min_dim_size_to_factor": 1},
-        coarsest="float32",
+    alike("asgd", "torch.optim", "ASGD", {"lr": 0.01, "t0": 5.0}, SINGLE),
+    alike("adafactor", "torch.optim", "Adafactor", {"lr": 0.01}, SINGLE),
+    in_optax(
+        "adafactor", "adafactor", {"lr": 0.01}, {"min_dim_size_to_factor": 1}, coarsest="float32"
     ),
-    Row(
+    alike(
         "adafactor",
         "pytorch_optimizer",
         "AdaFactor",
         {"lr": 0.01},
-        {"lr": 0.01, "relative_step": False, "betas": (None, 0.999)},
+        {"relative_step": False, "betas": (None, 0.999)},
     ),
 ]
 """Rows with their options and causes."""

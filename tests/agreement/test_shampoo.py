@@ -6,7 +6,7 @@ from typing import Any
 import optree
 import torch
 
-from functional_optim import adam, adamw, galore_adamw, kl_soap, kron, rmsprop, sgd, shampoo, soap
+from functional_optim import galore_adamw, kl_soap, kron, shampoo
 from functional_optim.algorithms.kron import kron_coefficients
 from functional_optim.core.random_normal import counter_of, normal_like
 from tests.choices import case, pairs
@@ -51,59 +51,6 @@ def test_shampoo_is_its_formula() -> None:
             torch.testing.assert_close(made, average, rtol=1e-12, atol=1e-14)
 
 
-def test_shampoo_without_roots_is_its_graft() -> None:
-    """Before Shampoo computes its first root, it is the optimizer that it grafts from."""
-    start, grads = noise(0, 3, 5), [noise(k + 1, 3, 5) for k in range(STEPS)]
-    hyper: dict[str, Any] = {"lr": 0.1, "start_preconditioning_step": STEPS + 1, "block_size": 2}
-    grafts = {
-        "adam": (0.9, adamw(0.1, (0.9, 0.8), eps=1e-6, weight_decay=0.0)),
-        "rmsprop": (0.0, rmsprop(0.1, alpha=0.8, eps=1e-6)),
-        "sgd": (0.0, sgd(0.1)),
-        None: (0.0, sgd(0.1)),
-    }
-    for graft, (beta, other) in grafts.items():
-        ours = shampoo(betas=(beta, 1.0), graft=graft, graft_beta=0.8, graft_eps=1e-6, **hyper)
-        found, _ = steps(ours, start, lambda k: grads[k], STEPS)
-        want, _ = steps(other, start, lambda k: grads[k], STEPS)
-        with case(graft=graft):
-            torch.testing.assert_close(found - start, want - start, rtol=1e-12, atol=1e-14)
-
-
-def test_shampoo_of_a_diagonal_problem_is_a_diagonal_method() -> None:
-    """For diagonal gradients, Shampoo is a diagonal method.
-
-    With exponents 1/4 it is AdaGrad, and with 1/2 it divides by v.
-    """
-    start = torch.zeros(3, 3).double()
-    grads = [torch.diag(noise(k, 3)) for k in range(STEPS)]
-    for exponent in (0.25, 0.5):
-        optimizer = shampoo(0.1, (0.0, 1.0), eps=0.0, exponent=exponent)
-        # The diagonal of the first gradient has no zero, and other elements stay zero.
-        found, _ = steps(optimizer, start, lambda k: grads[k], STEPS)
-        total, want = torch.zeros(3).double(), torch.zeros(3).double()
-        for grad in grads:
-            g = grad.diagonal()
-            total = total + g**2
-            want = want - 0.1 * g / total ** (2 * exponent)
-        with case(exponent=exponent):
-            torch.testing.assert_close(found, torch.diag(want), rtol=1e-12, atol=1e-14)
-
-
-def test_grafting_gives_each_block_the_length_of_the_other_step() -> None:
-    start, grads = noise(0, 4, 4), [noise(k + 1, 4, 4) for k in range(2)]
-    optimizer = shampoo(1.0, (0.0, 1.0), graft="adam", graft_beta=0.5, block_size=2)
-    other = adam(1.0, (0.0, 0.5))
-    found, state = steps(optimizer, start, lambda k: grads[k], 1)
-    step = optimizer.update(found, grads[1], state)[0] - found
-    want, kept = steps(other, start, lambda k: grads[k], 1)
-    adams = other.update(want, grads[1], kept)[0] - want
-    for rows in (slice(0, 2), slice(2, 4)):
-        for columns in (slice(0, 2), slice(2, 4)):
-            ratio = step[rows, columns].norm() / adams[rows, columns].norm()
-            assert abs(float(ratio) - 1) < 1e-12
-            assert not torch.allclose(step[rows, columns], adams[rows, columns], atol=0.1)
-
-
 def test_kl_soap_is_its_formula() -> None:
     """KL-SOAP matches its formula, at refreshes and between them.
 
@@ -133,37 +80,6 @@ def test_kl_soap_is_its_formula() -> None:
             for found, wanted in zip((made.left_values, made.right_values), values, strict=True):
                 if found:
                     torch.testing.assert_close(found[0], wanted, rtol=1e-7, atol=1e-9)
-
-
-def test_kl_soap_whose_other_factor_is_the_identity_is_soap() -> None:
-    """KL-SOAP with a single preconditioned side is SOAP.
-
-    Factors that differ by a scale have the same eigenvectors. The gradients are chosen so that the
-    eigenvectors of SOAP keep their order.
-    """
-    hyper: dict[str, Any] = {"betas": (0.9, 0.8), "precondition_frequency": 2, "max_precond_dim": 3}
-    start, scale = noise(0, 3, 5), torch.tensor([[100.0], [10.0], [1.0]]).double()
-    turn = torch.linalg.qr(noise(1, 3, 3)).Q
-    grads = [turn @ (scale * noise(k + 2, 3, 5)) for k in range(STEPS)]
-    ours, _ = steps(kl_soap(0.1, correct_bias=True, **hyper), start, lambda k: grads[k], STEPS)
-    want, _ = steps(soap(0.1, **hyper), start, lambda k: grads[k], STEPS)
-    torch.testing.assert_close(ours - start, want - start, rtol=1e-9, atol=1e-11)
-
-
-def test_eigenvalues_of_kl_soap_are_those_of_the_covariance() -> None:
-    """Products of KL-SOAP's eigenvalues estimate the variances of independent elements.
-
-    The variances are ``a_i b_j``.
-    """
-    rows, columns = torch.tensor([4.0, 1.0, 0.25]).double(), torch.tensor([9.0, 1.0]).double()
-    scale = (rows[:, None] * columns).sqrt()
-    optimizer = kl_soap(0.0, shampoo_beta=0.99, precondition_frequency=1)
-    grads = [scale * noise(k, 3, 2) for k in range(1000)]
-    _, state = steps(optimizer, torch.zeros(3, 2).double(), lambda k: grads[k], len(grads))
-    made = state.leaves.stages[-1]
-    found = made.left_values[0][:, None] * made.right_values[0]
-    # The bases are sorted from the largest eigenvalue to the smallest.
-    assert float((found / (rows[:, None] * columns) - 1).abs().max()) < 0.3
 
 
 DIAGONAL = {
@@ -227,28 +143,6 @@ def test_normal_numbers_are_normal_and_a_function_of_the_counter() -> None:
         assert abs(float((draws * one).mean())) < 5 / 60_000**0.5
 
 
-def test_krons_preconditioner_is_the_inverse_root_of_the_covariance() -> None:
-    """Kron's preconditioner is the inverse root of the covariance of independent elements.
-
-    The variances are ``a_i b_j``.
-    """
-    rows, columns = torch.tensor([4.0, 1.0, 0.25]).double(), torch.tensor([9.0, 1.0]).double()
-    scale = (rows[:, None] * columns).sqrt()
-    for mode in (None, "all_diag"):
-        optimizer = kron(0.0, 0.0, precond_lr=0.05, memory_save_mode=mode, update_decay=0.0)
-        grads = [scale * noise(k, 3, 2) for k in range(400)]
-        _, state = steps(optimizer, torch.zeros(3, 2).double(), lambda k, of=grads: of[k], 400)
-        _, left, right, _ = state.leaves.stages[-1]
-        if mode == "all_diag":
-            left, right = torch.diag(left), torch.diag(right)
-        found = torch.kron(left.T @ left, right.T @ right)
-        want = torch.diag(1 / scale.flatten())
-        sizes = scale.flatten().sqrt()
-        with case(mode=mode):
-            apart = sizes[:, None] * (found - want) * sizes
-            assert float(torch.linalg.eigvalsh(apart).abs().max()) < 0.35
-
-
 def test_krons_steps_that_fit_are_the_given_part_and_evenly_spread() -> None:
     for part in (0.03, 0.3, 1.0):
         parts = {"update_probability": part, "min_update_probability": part}
@@ -282,24 +176,6 @@ def test_galore_is_its_formula() -> None:
             torch.testing.assert_close(end - start, want - start, rtol=1e-8, atol=1e-10)
             made = state.leaves.stages[-1]
             torch.testing.assert_close(made.exp_avg, average, rtol=1e-10, atol=1e-12)
-
-
-def test_galore_of_full_rank_is_adamw_in_a_turned_basis() -> None:
-    """GaLore is AdamW in a rotated basis.
-
-    With a lower rank, it is AdamW on some of the rotated columns, and leaves the others.
-    """
-    hyper: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.0}
-    start, grads = noise(0, 5, 3), [noise(k + 1, 5, 3) for k in range(STEPS)]
-    basis = torch.linalg.svd(grads[0])[2].T
-    turned = [one @ basis for one in grads]
-    adams, _ = steps(adamw(**hyper), start @ basis, lambda k: turned[k], STEPS)
-    for rank in (1, 2, 3):
-        optimizer = galore_adamw(**hyper, rank=rank, update_proj_gap=STEPS, scale=1.0)
-        found, _ = steps(optimizer, start, lambda k: grads[k], STEPS)
-        want = torch.cat([adams[:, :rank], (start @ basis)[:, rank:]], 1) @ basis.T
-        with case(rank=rank):
-            torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-12)
 
 
 def test_galores_steps_do_not_depend_on_the_signs_of_singular_vectors() -> None:

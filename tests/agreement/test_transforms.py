@@ -114,12 +114,6 @@ def test_limits_that_nothing_exceeds_change_nothing() -> None:
         assert torch.equal(found, plain), link
 
 
-def test_a_clipped_tensor_has_the_threshold_as_its_root_mean_square() -> None:
-    param, grads = problem()
-    made, _ = run(fo.chain(fo.clip_by_block_rms(0.25), fo.descend(1.0)), param, grads[:1])
-    assert float((param - made).square().mean().sqrt()) == pytest.approx(0.25, rel=1e-5)
-
-
 def test_each_unit_of_a_centralized_gradient_has_mean_zero() -> None:
     for shape in ((4, 6), (3, 2, 5, 5), (1, 8)):
         param, grads = problem(shape)
@@ -148,19 +142,6 @@ def test_units_of_weight_zero_can_grow() -> None:
         fo.chain(fo.adaptive_grad_clip(0.5, eps=0.25), fo.descend(1.0)), start, [start + 7.0]
     )
     torch.testing.assert_close(made.norm(dim=1), torch.full((2,), 0.125))
-
-
-def test_cautious_decay_never_takes_an_element_away_from_where_the_update_leads() -> None:
-    """Cautious decay never reverses or shortens the update of an element."""
-    param, grads = problem()
-    for grad in grads:
-        plain, _ = run(fo.chain(fo.sgd(1.0)), param, [grad])
-        made, _ = run(fo.chain(fo.cautious_weight_decay(0.5), fo.descend(1.0)), param, [grad])
-        step, own = made - param, plain - param
-        assert bool((step.sign() == own.sign()).all())
-        agrees = grad * param >= 0
-        assert torch.equal(step[~agrees], own[~agrees])
-        torch.testing.assert_close(step[agrees], (own - 0.5 * param)[agrees])
 
 
 def test_the_correction_of_a_constant_gradient_is_zero() -> None:

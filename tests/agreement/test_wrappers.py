@@ -47,34 +47,6 @@ def test_an_average_that_starts_later_is_the_parameter() -> None:
         assert torch.equal(optimizer.view(found, state), found)
 
 
-def test_a_tail_average_of_the_whole_run_is_ema() -> None:
-    param, grads = problem()
-    ends = [
-        run(fo.chain(fo.adamw(0.1), link), param, grads)
-        for link in (fo.tail_ema(0.9, 0), fo.ema(0.9))
-    ]
-    assert torch.equal(ends[0][0], ends[1][0])
-    assert torch.equal(ends[0][1].leaves.stages[-1].average, ends[1][1].leaves.stages[-1].average)
-
-
-def test_swa_is_torchs() -> None:
-    """``swa`` matches torch.optim.swa_utils.AveragedModel, updated as in torch's documentation."""
-    param, grads = problem()
-    module = torch.nn.Linear(6, 4, bias=False)
-    with torch.no_grad():
-        module.weight.copy_(param)
-    theirs = torch.optim.swa_utils.AveragedModel(module)
-    own = torch.optim.SGD(module.parameters(), lr=0.1)
-    for step, grad in enumerate(grads, start=1):
-        module.weight.grad = grad.clone()
-        own.step()
-        if step >= 5 and (step - 5) % 3 == 0:
-            theirs.update_parameters(module)
-    optimizer = fo.chain(fo.sgd(0.1), fo.swa(5, 3))
-    found = optimizer.view(*run(optimizer, param, grads))
-    torch.testing.assert_close(found, theirs.module.weight.detach())
-
-
 def test_a_front_end_puts_an_average_into_a_model() -> None:
     module = torch.nn.Linear(6, 4)
     optimizer = fo.TorchOptimizer(module.named_parameters(), fo.chain(fo.sgd(0.1), fo.swa(2, 2)))
@@ -87,33 +59,6 @@ def test_a_front_end_puts_an_average_into_a_model() -> None:
     with optimizer.averaged(module):
         torch.testing.assert_close(module.weight.detach(), (seen[1] + seen[3]) / 2)
     assert torch.equal(module.weight, seen[3])
-
-
-def test_an_outer_step_of_one_without_momentum_is_the_rule_before() -> None:
-    param, grads = problem()
-    doubled = [grad.double() for grad in grads]
-    plain, _ = run(fo.adamw(0.1), param.double(), doubled)
-    outer = fo.outer_nesterov(4, outer_lr=1.0, outer_momentum=0.0)
-    found, _ = run(fo.chain(fo.adamw(0.1), outer), param.double(), doubled)
-    torch.testing.assert_close(found, plain, rtol=1e-13, atol=1e-13)
-
-
-def test_the_outer_step_is_torchs_sgd_with_nesterov_momentum() -> None:
-    param, grads = problem()
-    fast = torch.nn.Parameter(param.clone())
-    slow = torch.nn.Parameter(param.clone())
-    inner = torch.optim.AdamW([fast], lr=0.1, foreach=False)
-    outer = torch.optim.SGD([slow], lr=0.7, momentum=0.9, nesterov=True, foreach=False)
-    for step, grad in enumerate(grads, start=1):
-        fast.grad = grad.clone()
-        inner.step()
-        if step % 4 == 0:
-            slow.grad = slow.detach() - fast.detach()
-            outer.step()
-            with torch.no_grad():
-                fast.copy_(slow)
-    found, _ = run(fo.chain(fo.adamw(0.1), fo.outer_nesterov(4)), param, grads)
-    torch.testing.assert_close(found, fast.detach(), rtol=1e-6, atol=1e-7)
 
 
 def test_logits_that_are_small_or_not_given_change_nothing() -> None:

@@ -1,7 +1,4 @@
-"""Adaptive algorithms for the tables of the core's tests: optimizers, and bounds of numbers."""
-
-import math
-from typing import Any
+"""Adaptive algorithms for the tables of the core's tests."""
 
 from functional_optim import (
     Optimizer,
@@ -41,25 +38,3 @@ VARIANTS: dict[str, Optimizer] = {
     "yogi uncorrected": yogi(0.1, initial_accumulator_value=0.3, bias_correction=False),
 }
 """Every algorithm, with the options that change its state or its path."""
-
-_OF_ALL = {
-    "lr": (0.0, 1e300),
-    "eps": (0.0, math.inf),
-    "weight_decay": (0.0, math.inf),
-}
-BOUNDS: dict[Any, dict[str, tuple[float, float]]] = {
-    adabelief: _OF_ALL,
-    adabound: {
-        **_OF_ALL,
-        "final_lr": (0.0, 1e300),
-        "gamma": (5e-324, math.nextafter(1.0, 0.0)),
-    },
-    adan: _OF_ALL,
-    ademamix: {**_OF_ALL, "alpha": (0.0, 1e300)},
-    adopt: {**_OF_ALL, "clip_power": (0.0, 1e300)},
-    laprop: _OF_ALL,
-    qhadam: _OF_ALL,
-    stable_adamw: _OF_ALL,
-    yogi: {**_OF_ALL, "initial_accumulator_value": (0.0, math.inf)},
-}
-"""Least and greatest accepted values of hyper-parameters that torch does not have."""

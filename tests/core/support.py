@@ -1,7 +1,6 @@
 """Support for the core's tests: bit-for-bit comparison, frozen inputs, tables of optimizers."""
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -212,21 +211,3 @@ def refused(error: type[Exception], message: str, **named: Any) -> Iterator[None
 def step(optimizer: Optimizer, params: Any, grads: Any, **hyper: Any) -> Any:
     """Return the parameters after the first step."""
     return optimizer.update(params, grads, optimizer.init(params), **hyper)[0]
-
-
-def assert_nothing_left_behind(optimizers: Sequence[Optimizer]) -> None:
-    """Assert that a later step in place keeps no more tensors alive than the step before."""
-    params = [tree(0) for _ in optimizers]
-    states = [one.init(own) for one, own in zip(optimizers, params, strict=True)]
-
-    def alive_after_a_step() -> int:
-        grads = tree(1)
-        for optimizer, own, state in zip(optimizers, params, states, strict=True):
-            optimizer.update_(own, grads, state)
-        del grads
-        gc.collect()
-        return sum(issubclass(type(one), Tensor) for one in gc.get_objects())
-
-    for _ in range(4):  # the first steps make plans and bind kernels
-        alive_after_a_step()
-    assert alive_after_a_step() == alive_after_a_step()

@@ -87,22 +87,6 @@ def test_a_rule_refuses_before_any_leaf_is_written(
     assert_same(state, optimizer.init(params))
 
 
-def test_each_kind_of_leaf_is_tried_once() -> None:
-    calls: list[torch.Size] = []
-
-    def noting(param: Tensor, grad: Tensor, state: NoState, c: Rate) -> tuple[Tensor, NoState]:
-        calls.append(param.shape)
-        return param - c.lr * grad, state
-
-    optimizer = chain(Rule(name="noting", hyper=Rate, rule=noting)(lr=0.5))
-    params = [torch.ones(3), torch.ones(3), torch.ones(2, 2)]
-    state = optimizer.init(params)
-    for step in range(3):
-        calls.clear()
-        optimizer.using(executor="reference").update_(params, params, state)
-        assert len(calls) == (3 if step else 5)
-
-
 IN_VMAP: dict[str, Callable[[], Optimizer]] = {
     "adam": lambda: adam(0.1),
     "accumulate": lambda: chain(accumulate(1), adam(0.1)),

@@ -84,17 +84,6 @@ def test_a_tensor_of_state_at_two_places_and_then_at_one(key: str) -> None:
     as_without_plans(program)
 
 
-def test_entries_of_state_that_are_none_do_not_keep_a_step_from_being_planned() -> None:
-    run = Groups(adamw(0.1), of_shapes((3,), (3,)))
-    run.step(1)
-    for entries in run.state.values():
-        entries["max_exp_avg_sq"] = None
-    run.step(2)
-    with mock.patch.object(PlannedSteps, "plan", return_value=False) as plan:
-        run.step(2)
-    assert not plan.called
-
-
 def test_state_that_moves_to_another_parameter() -> None:
     def program() -> Any:
         run = Groups(adamw(0.1), of_shapes((3,), (3,), (3,)))

@@ -1,7 +1,5 @@
 """Complex parameters, which give the bits of their real views in params and state."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -9,41 +7,9 @@ from functional_optim import Optimizer, adam, sgd
 from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
-from .scenarios import as_real
-from .support import EVERY, IN_PYTHON, REAL, assert_same, like, noise, step, steps, tensors
+from .support import IN_PYTHON, assert_same, noise, step
 
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda t: t,
-    "transposed": lambda t: t.t(),
-    "sliced": lambda t: t[::2, 1:],
-}
 Z, G = (noise(seed, 4, 3, dtype=torch.complex64) for seed in (0, 1))
-
-
-@each_value(
-    optimizer={name: one for name, one in EVERY.items() if name.split()[0] not in REAL},
-    layout=LAYOUTS,
-    dtype=[torch.complex64, torch.complex128],
-    executor=IN_PYTHON,
-)
-def test_a_complex_leaf_is_its_real_view(
-    optimizer: Optimizer,
-    layout: Callable[[Tensor], Tensor],
-    dtype: torch.dtype,
-    executor: ExecutorName,
-) -> None:
-    optimizer = optimizer.using(executor=executor)
-    param, *grads = (layout(noise(seed, 4, 3, dtype=dtype)) for seed in range(4))
-    real = torch.view_as_real(like(param, param))
-    got, state = steps(optimizer, param, lambda index: grads[index], 3)
-    want = steps(optimizer, real, lambda index: torch.view_as_real(grads[index]), 3)
-    assert got.dtype == param.dtype
-    assert_same(as_real((got, state)), tensors(*want))
-    for kept in tensors(state.leaves.stages):
-        by_element = (kept.dtype, kept.shape) == (param.dtype, param.shape)
-        by_part = kept.dtype == param.real.dtype and kept.shape != real.shape
-        is_number = kept.dtype == torch.float32 and kept.dim() == 0  # in torch's default dtype
-        assert by_element or by_part or is_number
 
 
 def test_complex_and_real_leaves_stand_in_one_tree() -> None:

@@ -8,8 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import Optimizer, TorchOptimizer, accumulate, adamw, chain, ema, sgd
-from functional_optim.kernels import KernelExecutor, ReferenceExecutor, chunks
-from functional_optim.optimizer.bound import BoundOptimizer
+from functional_optim.kernels import KernelExecutor, chunks
 from functional_optim.plan import tree_steps
 from tests.choices import case
 
@@ -152,18 +151,3 @@ def test_who_follows_operations_sees_those_of_the_stages(by_kernels: list[str]) 
     meta = param.to("meta")
     assert optimizer.update(meta, meta, optimizer.init(meta))[0].is_meta
     assert by_kernels == []
-
-
-def test_a_subclass_of_the_reference_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bound optimizer with the reference executor has no chunks."""
-    made: list[str] = []
-    before = ReferenceExecutor.update_
-
-    def noted(self: ReferenceExecutor, *given: Any) -> None:
-        made.append("reference")
-        before(self, *given)
-
-    monkeypatch.setattr(ReferenceExecutor, "update_", noted)
-    optimizer: BoundOptimizer = adamw().using(executor="reference").bind(tree_of())
-    optimizer.step(GRADS)
-    assert made == ["reference"]

@@ -9,57 +9,17 @@ import pytest
 import torch
 from torch import nn
 
+import functional_optim
 from functional_optim import (
     Link,
     Optimizer,
-    adagrad,
-    adahessian,
-    adam,
-    adam_mini,
-    adamw,
     algorithms,
-    came,
-    clip_by_global_norm,
-    clip_by_value,
-    dadapt_adam,
-    dadapt_sgd,
-    decoupled_weight_decay,
-    descend,
-    dog,
-    ftrl,
-    galore_adamw,
-    kl_soap,
-    kron,
-    lamb,
-    lars,
-    ldog,
-    lion,
-    novograd,
-    prodigy,
     qhm,
-    rmsprop,
-    rowwise_adagrad,
-    scale_by_adahessian,
-    scale_by_adam,
-    scale_by_lion,
-    scale_by_rms,
-    scale_by_sophia,
-    scale_by_trust_ratio,
-    schedule_free_adamw,
-    schedule_free_sgd,
     sgd,
-    shampoo,
-    sign_sgd,
-    signum,
-    soap,
-    sophia,
-    trace,
-    weight_decay,
 )
 from functional_optim.testing import CASES
 from tests.choices import each_value
 
-from . import adaptive, orthogonal
 from .support import refused
 
 Make = Callable[..., Optimizer | Link]
@@ -72,133 +32,95 @@ VALUES = [
     *(-math.inf, -1.0, -1e-300, -0.0, 0.0, 5e-324, 0.5, math.nextafter(1.0, 0.0)),
     *(1.0, math.nextafter(1.0, 2.0), 1.5, 1e300, math.inf),
 ]
-OWN: dict[Make, dict[str, tuple[float, float]]] = {
-    **{make: {"eps_root": (0.0, math.inf)} for make in (adam, adamw, adagrad, rmsprop)},
-    ftrl: dict.fromkeys(("lr", "beta", "l1", "l2"), (0.0, 1e300)),
-    lamb: {
-        "lr": (0.0, 1e300),
-        **dict.fromkeys(("eps", "weight_decay", "min_norm", "max_ratio"), (0.0, math.inf)),
-    },
-    lars: {
-        "lr": (0.0, 1e300),
-        **dict.fromkeys(("momentum", "weight_decay", "trust_coefficient"), (0.0, math.inf)),
-    },
-    lion: {"lr": (0.0, 1e300), "weight_decay": (0.0, math.inf)},
-    sign_sgd: {"lr": (0.0, 1e300), "weight_decay": (0.0, math.inf)},
-    signum: {
-        "lr": (0.0, 1e300),
-        "momentum": (0.0, math.nextafter(1.0, 0.0)),
-        "weight_decay": (0.0, math.inf),
-    },
-    **{
-        make: {"lr": (0.0, 1e300), "eps": (0.0, math.inf), "weight_decay": (0.0, math.inf)}
-        for make in (novograd, adam_mini)
-    },
-    came: {
-        "lr": (0.0, 1e300),
-        "clip_threshold": (5e-324, math.inf),
-        "weight_decay": (0.0, math.inf),
-    },
-    **{
-        make: {
-            "lr": (0.0, 1e300),
-            "reps_rel": (5e-324, 1e300),
-            "eps": (0.0, math.inf),
-            "weight_decay": (0.0, math.inf),
-        }
-        for make in (dog, ldog)
-    },
-    dadapt_sgd: {
-        "lr": (0.0, 1e300),
-        "momentum": (0.0, math.nextafter(1.0, 0.0)),
-        "d0": (5e-324, 1e300),
-        "weight_decay": (0.0, math.inf),
-        "growth_rate": (1.0, math.inf),
-    },
-    dadapt_adam: {
-        **dict.fromkeys(("eps", "d0"), (5e-324, 1e300)),
-        "lr": (0.0, 1e300),
-        "weight_decay": (0.0, math.inf),
-        "growth_rate": (1.0, math.inf),
-    },
-    prodigy: {
-        **dict.fromkeys(("eps", "d0", "d_coef"), (5e-324, 1e300)),
-        "lr": (0.0, 1e300),
-        "weight_decay": (0.0, math.inf),
-        "growth_rate": (1.0, math.inf),
-    },
-    qhm: {
-        "lr": (0.0, 1e300),
-        "momentum": (0.0, math.nextafter(1.0, 0.0)),
-        "nu": (-math.inf, math.inf),
-        "weight_decay": (0.0, math.inf),
-    },
-    rowwise_adagrad: {
-        "lr": (0.0, 1e300),
-        "eps": (0.0, math.inf),
-        "weight_decay": (0.0, math.inf),
-    },
-    sophia: {
-        **dict.fromkeys(("lr", "gamma"), (0.0, 1e300)),
-        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
-    },
-    adahessian: {
-        "lr": (0.0, 1e300),
-        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
-        "hessian_power": (0.0, 1.0),
-    },
-    galore_adamw: {
-        **dict.fromkeys(("lr", "scale"), (0.0, 1e300)),
-        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
-    },
-    kl_soap: {
-        "lr": (0.0, 1e300),
-        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
-        "initial_eigenvalue": (5e-324, 1e300),
-    },
-    kron: {
-        **dict.fromkeys(("lr", "precond_lr", "update_decay"), (0.0, 1e300)),
-        **dict.fromkeys(("weight_decay", "max_update_rms"), (0.0, math.inf)),
-        **dict.fromkeys(("update_probability", "min_update_probability"), (0.0, 1.0)),
-        "beta": (0.0, math.nextafter(1.0, 0.0)),
-        "precond_init_scale": (5e-324, 1e300),
-    },
-    shampoo: {
-        **dict.fromkeys(("lr", "exponent"), (0.0, 1e300)),
-        **dict.fromkeys(("eps", "weight_decay", "graft_eps"), (0.0, math.inf)),
-        "graft_beta": (0.0, math.nextafter(1.0, 0.0)),
-    },
-    soap: {
-        "lr": (0.0, 1e300),
-        "eps": (0.0, math.inf),
-        "weight_decay": (0.0, math.inf),
-    },
-    descend: {"lr": (0.0, 1e300)},
-    scale_by_adam: {"eps": (0.0, math.inf)},
-    scale_by_adahessian: {"eps": (0.0, math.inf), "hessian_power": (0.0, 1.0)},
-    scale_by_sophia: {"eps": (0.0, math.inf), "gamma": (0.0, 1e300)},
-    scale_by_rms: dict.fromkeys(("alpha", "eps"), (0.0, math.inf)),
-    scale_by_trust_ratio: dict.fromkeys(
-        ("min_norm", "max_ratio", "trust_coefficient"), (0.0, math.inf)
+Range = tuple[float, float]
+FINITE, AT_LEAST_0, ABOVE_0 = (0.0, 1e300), (0.0, math.inf), (5e-324, 1e300)
+BELOW_1, UP_TO_1 = (0.0, math.nextafter(1.0, 0.0)), (0.0, 1.0)
+USUAL: dict[str, Range] = {
+    "lr": FINITE,
+    "eps": AT_LEAST_0,
+    "weight_decay": AT_LEAST_0,
+    "momentum": BELOW_1,
+    "d0": ABOVE_0,
+    "growth_rate": (1.0, math.inf),
+}
+
+
+def bounds(usual: str = "", **others: Range) -> dict[str, Range]:
+    """Return the usual bounds of the listed numbers, and the bounds of other numbers."""
+    return {name: USUAL[name] for name in usual.split()} | others
+
+
+_BY_NAME: dict[str, dict[str, Range]] = {
+    "adam": bounds(eps_root=AT_LEAST_0),
+    "adamw": bounds(eps_root=AT_LEAST_0),
+    "adagrad": bounds(eps_root=AT_LEAST_0),
+    "rmsprop": bounds(eps_root=AT_LEAST_0),
+    "ftrl": bounds("lr", beta=FINITE, l1=FINITE, l2=FINITE),
+    "lamb": bounds("lr eps weight_decay", min_norm=AT_LEAST_0, max_ratio=AT_LEAST_0),
+    "lars": bounds("lr weight_decay", momentum=AT_LEAST_0, trust_coefficient=AT_LEAST_0),
+    "lion": bounds("lr weight_decay"),
+    "sign_sgd": bounds("lr weight_decay"),
+    "signum": bounds("lr momentum weight_decay"),
+    "novograd": bounds("lr eps weight_decay"),
+    "adam_mini": bounds("lr eps weight_decay"),
+    "came": bounds("lr weight_decay", clip_threshold=(5e-324, math.inf)),
+    "dog": bounds("lr eps weight_decay", reps_rel=ABOVE_0),
+    "ldog": bounds("lr eps weight_decay", reps_rel=ABOVE_0),
+    "dadapt_sgd": bounds("lr momentum d0 weight_decay growth_rate"),
+    "dadapt_adam": bounds("d0 lr weight_decay growth_rate", eps=ABOVE_0),
+    "prodigy": bounds("d0 lr weight_decay growth_rate", eps=ABOVE_0, d_coef=ABOVE_0),
+    "qhm": bounds("lr momentum weight_decay", nu=(-math.inf, math.inf)),
+    "rowwise_adagrad": bounds("lr eps weight_decay"),
+    "sophia": bounds("lr eps weight_decay", gamma=FINITE),
+    "adahessian": bounds("lr eps weight_decay", hessian_power=UP_TO_1),
+    "galore_adamw": bounds("lr eps weight_decay", scale=FINITE),
+    "kl_soap": bounds("lr eps weight_decay", initial_eigenvalue=ABOVE_0),
+    "kron": bounds(
+        "lr weight_decay",
+        precond_lr=FINITE,
+        update_decay=FINITE,
+        max_update_rms=AT_LEAST_0,
+        update_probability=UP_TO_1,
+        min_update_probability=UP_TO_1,
+        beta=BELOW_1,
+        precond_init_scale=ABOVE_0,
     ),
-    trace: {"momentum": (0.0, math.inf), "dampening": (-math.inf, math.inf)},
-    schedule_free_adamw: {
-        **dict.fromkeys(("lr", "weight_lr_power"), (0.0, 1e300)),
-        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
-        "r": (-1.0, 1e300),
-    },
-    schedule_free_sgd: {
-        **dict.fromkeys(("lr", "weight_lr_power"), (0.0, 1e300)),
-        "momentum": (5e-324, math.nextafter(1.0, 0.0)),
-        "weight_decay": (0.0, math.inf),
-        "r": (-1.0, 1e300),
-    },
-    clip_by_global_norm: {"max_norm": (0.0, math.inf)},
-    clip_by_value: {"clip_value": (0.0, math.inf)},
-    weight_decay: {"weight_decay": (0.0, math.inf)},
-    decoupled_weight_decay: {"weight_decay": (0.0, math.inf)},
-    **orthogonal.BOUNDS,
-    **adaptive.BOUNDS,
+    "shampoo": bounds(
+        "lr eps weight_decay", exponent=FINITE, graft_eps=AT_LEAST_0, graft_beta=BELOW_1
+    ),
+    "soap": bounds("lr eps weight_decay"),
+    "descend": bounds("lr"),
+    "scale_by_adam": bounds("eps"),
+    "scale_by_adahessian": bounds("eps", hessian_power=UP_TO_1),
+    "scale_by_sophia": bounds("eps", gamma=FINITE),
+    "scale_by_rms": bounds("eps", alpha=AT_LEAST_0),
+    "scale_by_trust_ratio": bounds(
+        min_norm=AT_LEAST_0, max_ratio=AT_LEAST_0, trust_coefficient=AT_LEAST_0
+    ),
+    "trace": bounds(momentum=AT_LEAST_0, dampening=(-math.inf, math.inf)),
+    "schedule_free_adamw": bounds("lr eps weight_decay", weight_lr_power=FINITE, r=(-1.0, 1e300)),
+    "schedule_free_sgd": bounds(
+        "lr weight_decay", weight_lr_power=FINITE, momentum=(5e-324, BELOW_1[1]), r=(-1.0, 1e300)
+    ),
+    "clip_by_global_norm": bounds(max_norm=AT_LEAST_0),
+    "clip_by_value": bounds(clip_value=AT_LEAST_0),
+    "weight_decay": bounds("weight_decay"),
+    "decoupled_weight_decay": bounds("weight_decay"),
+    "normuon": bounds("lr weight_decay momentum eps", beta2=BELOW_1),
+    "scion": bounds("lr momentum", scale=AT_LEAST_0),
+    "dion": bounds("lr weight_decay eps", momentum=UP_TO_1),
+    "adabelief": bounds("lr eps weight_decay"),
+    "adabound": bounds("lr eps weight_decay", final_lr=FINITE, gamma=(5e-324, BELOW_1[1])),
+    "adan": bounds("lr eps weight_decay"),
+    "ademamix": bounds("lr eps weight_decay", alpha=FINITE),
+    "adopt": bounds("lr eps weight_decay", clip_power=FINITE),
+    "laprop": bounds("lr eps weight_decay"),
+    "qhadam": bounds("lr eps weight_decay"),
+    "stable_adamw": bounds("lr eps weight_decay"),
+    "yogi": bounds("lr eps weight_decay", initial_accumulator_value=AT_LEAST_0),
+}
+OWN: dict[Make, dict[str, Range]] = {
+    getattr(functional_optim, name): ranges for name, ranges in _BY_NAME.items()
 }
 """Least and greatest accepted values of numbers that torch does not have."""
 
@@ -217,25 +139,9 @@ NUMBERS = [(make, name) for make, name in _arguments(float) if name != "eps_root
 OWN_NUMBERS = [(make, name) for make, names in OWN.items() for name in names]
 EVERY_NUMBER = [*NUMBERS, *OWN_NUMBERS]
 PAIRS = _arguments(tuple)
-CHOOSING = (
-    *TWINS,
-    *adaptive.BOUNDS,
-    adahessian,
-    ftrl,
-    galore_adamw,
-    kl_soap,
-    kron,
-    lamb,
-    lars,
-    lion,
-    prodigy,
-    qhm,
-    rowwise_adagrad,
-    shampoo,
-)
 CHOICES = [
     (make, name)
-    for make, name in _arguments(bool, CHOOSING)
+    for make, name in _arguments(bool, [*TWINS, *OWN])
     if name != "decoupled_weight_decay"  # selects a stage, and is no hyper-parameter
 ]
 
@@ -314,21 +220,10 @@ def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
             make(**{name: value})
 
 
-BETAS = (
-    *adaptive.BOUNDS,
-    galore_adamw,
-    kl_soap,
-    lamb,
-    lion,
-    prodigy,
-    scale_by_adam,
-    scale_by_lion,
-    schedule_free_adamw,
-    soap,
-)
+BETAS = [(make, "betas") for make in OWN if "betas" in inspect.signature(make).parameters]
 
 
-@each_value(place=[*PAIRS, *((make, "betas") for make in BETAS)])
+@each_value(place=[*PAIRS, *BETAS])
 def test_a_pair_is_two_numbers(place: Place) -> None:
     make, name = place
     first, second, *rest = inspect.signature(make).parameters[name].default

@@ -1,4 +1,4 @@
-"""Rules for whole matrices: refused parameters, formulas in float64, and identities."""
+"""Rules for whole matrices: refused parameters, SOAP's formula, and rounding as in torch."""
 
 from typing import Any
 
@@ -6,16 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, adamw, kl_soap, muon, sgd, shampoo, soap
-from functional_optim.algorithms.soap import SOAP, soap_coefficients
-from functional_optim.core.matrices import norms
-from functional_optim.numeric import addmm
+from functional_optim import Optimizer, kl_soap, muon, sgd, shampoo, soap
 from functional_optim.testing import CASES
+from tests.agreement.formulas_shampoo import soap_formula
 from tests.choices import each_value
 
 from ..choices import case, pairs
 from .scenarios import assert_steps_alike
-from .soap_formula import soap_formula
 from .support import MATRICES, noise, steps
 from .twins import Twin, assert_twins, in_place, pure
 
@@ -48,26 +45,6 @@ def test_executors_step_them_in_place_and_purely(
     assert_steps_alike(optimizer, scenario, executor)
 
 
-def test_muons_steps_are_about_orthogonal() -> None:
-    """Newton-Schulz drives the singular values to between about 0.7 and 1.2."""
-    for shape in ((6, 6), (4, 9), (9, 4)):
-        for one in pairs(nesterov=[True, False], adjust_lr_fn=[None, "match_rms_adamw"]):
-            start, grad = noise(0, *shape), noise(1, *shape)
-            optimizer = muon(lr=1.0, weight_decay=0.0, momentum=0.0, ns_steps=6, **one)
-            new, _ = optimizer.update(start, grad, optimizer.init(start))
-            factor = max(1.0, shape[0] / shape[1]) ** 0.5
-            if one["adjust_lr_fn"]:
-                factor = 0.2 * max(shape) ** 0.5
-            step = (start - new) / factor
-            with case(shape=shape, **one):
-                values = torch.linalg.svdvals(step)
-                assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
-                # The step has the singular vectors of the gradient.
-                assert (
-                    float((step * grad).sum()) > 0.8 * float(torch.linalg.svdvals(grad).sum()) - 1
-                )
-
-
 def test_soap_is_the_formula() -> None:
     """The comparison is in float64, at refreshes and between them.
 
@@ -91,78 +68,6 @@ def test_soap_is_the_formula() -> None:
             torch.testing.assert_close(end - start, want - start, rtol=1e-7, atol=1e-9)
             made = state.leaves.stages[-1].exp_avg_sq
             torch.testing.assert_close(made, square, rtol=1e-6, atol=1e-9)
-
-
-def test_soap_in_the_own_basis_is_adamw_one_step_later() -> None:
-    """No side is rotated, because max_precond_dim is 0."""
-    hyper: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.0}
-    start = noise(0, 3, 4)
-    grads = [noise(k + 1, 3, 4) for k in range(5)]
-    ours, _ = steps(soap(**hyper, max_precond_dim=0), start, lambda k: grads[k], 5)
-    adams, _ = steps(adamw(**hyper), start, lambda k: grads[k + 1], 4)
-    torch.testing.assert_close(ours - start, adams - start, rtol=1e-12, atol=1e-14)
-
-
-def test_soap_that_never_refreshes_is_adamw_in_a_fixed_basis() -> None:
-    """The optimizer rotates one side, or both."""
-    hyper: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.0}
-    start = noise(0, 3, 4)
-    grads = [noise(k + 1, 3, 4) for k in range(5)]
-    for most in (3, 4):
-        optimizer = soap(**hyper, precondition_frequency=1000, max_precond_dim=most)
-        ours, state = steps(optimizer, start, lambda k: grads[k], 5)
-        kept = state.leaves.stages[-1]
-        left = torch.linalg.eigh(grads[0] @ grads[0].T)[1].flip(1)
-        right = torch.eye(4).double()
-        if most == 4:
-            right = torch.linalg.eigh(grads[0].T @ grads[0])[1].flip(1)
-        turned = [left.T @ one @ right for one in grads]
-        adams, _ = steps(adamw(**hyper), left.T @ start @ right, lambda k, of=turned: of[k + 1], 4)
-        with case(most=most):
-            assert [len(side) for side in (kept.left, kept.right)] == [1, most - 3]
-            torch.testing.assert_close(ours, left @ adams @ right.T, rtol=1e-9, atol=1e-11)
-
-
-def test_soaps_first_step_moves_nothing_and_its_bases_are_orthogonal() -> None:
-    start = noise(0, 4, 3)
-    new, state = steps(soap(0.1, weight_decay=0.0), start, lambda k: noise(k + 1, 4, 3), 1)
-    assert torch.equal(new, start)
-    _, state = steps(soap(0.1, precondition_frequency=2), start, lambda k: noise(k + 1, 4, 3), 9)
-    kept = state.leaves.stages[-1]
-    for (basis,), (factor,) in ((kept.left_basis, kept.left), (kept.right_basis, kept.right)):
-        torch.testing.assert_close(basis.T @ basis, torch.eye(len(basis)).double())
-        turned = basis.T @ factor @ basis
-        assert float((turned - turned.diag().diag()).norm()) < 0.5 * float(factor.norm())
-
-
-def test_the_phases_of_soap_come_by_the_number_of_the_step() -> None:
-    hyper = SOAP(
-        lr=0.1,
-        betas=(0.9, 0.9),
-        shampoo_beta=0.9,
-        eps=1e-8,
-        precondition_frequency=3,
-        max_precond_dim=9,
-    ).hyper
-    made = [soap_coefficients(float(step), hyper) for step in range(1, 9)]
-    assert [one.first for one in made] == [True] + 7 * [False]
-    assert [one.refresh for one in made[1:]] == [False, False, True, False, False, True, False]
-
-
-def test_a_stack_has_of_each_matrix_what_the_matrix_has() -> None:
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        several = noise(0, 5, 4, 6, dtype=dtype)
-        with case(dtype=dtype):
-            assert torch.equal(
-                norms(several).flatten(), torch.stack([one.norm() for one in several])
-            )
-            square, factor = several @ several.mT, torch.tensor(0.5, dtype=torch.float64)
-            for beta, alpha in ((0.5, 2.0), (factor, 2.0), (0.5, 4 * factor)):
-                made = addmm(several, square, several, beta, alpha)  # type: ignore[arg-type]
-                for one, alone, a in zip(made, several, square, strict=True):
-                    close = addmm(alone, a, alone, 0.5, 2.0)
-                    room = 4 * torch.finfo(dtype).eps * float(close.double().norm())
-                    assert float((one - close).double().norm()) <= room
 
 
 def test_a_numbers_tensor_has_its_derivative_through_muon() -> None:

@@ -7,7 +7,6 @@ import torch
 
 from functional_optim import (
     Optimizer,
-    adam,
     chain,
     clip_by_global_norm,
     clip_by_value,
@@ -18,10 +17,9 @@ from functional_optim import (
 from tests.choices import each_value
 
 from .scenarios import assert_totals_are_taken_in_turn
-from .support import CHAINS, IN_PYTHON, Frozen, assert_differ, assert_same, refused, step
+from .support import CHAINS, IN_PYTHON, Frozen, refused, step
 
 CLIPPED = chain(clip_by_global_norm(1.0), sgd(1.0))
-PARTS = [("abcd",), ("ab", "cd"), ("d", "c", "b", "a"), ("ca", "bd")]
 
 
 def exact(seed: int) -> dict[str, Any]:
@@ -33,10 +31,6 @@ def exact(seed: int) -> dict[str, Any]:
         "c": -c,
         "d": torch.zeros(0).double(),
     }
-
-
-def part(tree: Any, keys: str) -> Any:
-    return {key: tree[key] for key in keys}
 
 
 def test_measure_is_the_sum_of_squares() -> None:
@@ -51,37 +45,6 @@ def test_measure_is_the_sum_of_squares() -> None:
     assert total - rest == grads["a"].square().sum()
     assert CLIPPED.measure(grads, dict.fromkeys(grads), state).item() == 0.0
     frozen.assert_untouched()
-
-
-@each_value(parts=PARTS, in_place=[False, True], executor=IN_PYTHON)
-def test_parts_stepped_with_the_sum_equal_the_whole(
-    parts: tuple[str, ...], in_place: bool, executor: Any
-) -> None:
-    optimizer = chain(clip_by_global_norm(1.0), adam(0.1)).using(executor=executor)
-    params, state = exact(0), optimizer.init(exact(0))
-    pieces = [part(exact(0), keys) for keys in parts]
-    states = [optimizer.init(piece) for piece in pieces]
-    for number in range(1, 4):
-        grads = exact(number)
-        params, state = optimizer.update(params, grads, state)
-        given = [part(grads, keys) for keys in parts]
-        shares = map(optimizer.measure, pieces, given, states)
-        total = torch.stack(list(shares)).sum()
-        for i, grad in enumerate(given):
-            if in_place:
-                optimizer.update_(pieces[i], grad, states[i], measured=[total])
-            else:
-                pieces[i], states[i] = optimizer.update(
-                    pieces[i], grad, states[i], measured=[total]
-                )
-    for keys, piece, one in zip(parts, pieces, states, strict=True):
-        assert_same((piece, one.leaves), (part(params, keys), part(state.leaves, keys)))
-
-
-def test_without_the_sum_a_part_differs_from_the_whole() -> None:
-    grads = exact(1)
-    alone = step(CLIPPED, part(grads, "a"), part(grads, "a"))
-    assert_differ(alone, part(step(CLIPPED, grads, grads), "a"))
 
 
 @each_value(optimizer=CHAINS, executor=IN_PYTHON)

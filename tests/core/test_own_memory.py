@@ -1,17 +1,14 @@
 """Memory of the results of ``init`` and ``update``, which nothing else shares."""
 
 from collections.abc import Callable
-from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, TorchOptimizer, Transform, adam, chain, sgd
-from functional_optim.core.aliasing import AliasTracker, storage_key
+from functional_optim import Optimizer, TorchOptimizer, Transform, chain, sgd
+from functional_optim.core.aliasing import storage_key
 from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
-from tests.steady import calls_of
 
 from .scenarios import SCENARIOS, assert_apart, assert_steps_alike
 from .sharing_stages import SHARING, UNMOVED, Hyper, Total, left_alone, of, optimistic
@@ -116,54 +113,3 @@ def test_a_copy_hands_the_derivative_on() -> None:
     assert torch.func.grad(after)(param).tolist() == [3.0, 3.0]
     leaf = param.clone().requires_grad_()
     assert torch.autograd.grad(after(leaf), leaf)[0].tolist() == [3.0, 3.0]
-
-
-def test_results_that_are_new_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only results that share memory are copied."""
-
-    def refused(tensor: Tensor) -> Tensor:
-        raise AssertionError(f"copied without need: {tensor}")
-
-    monkeypatch.setattr("functional_optim.core.aliasing.clone_strided", refused)
-    optimizer, params = adam(0.1), [noise(0, 3), noise(1, 2, 2)]
-    optimizer.update(params, params, optimizer.init(params))
-
-
-def test_while_a_compiler_traces_results_are_told_apart_by_identity(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A compiler cannot see memory, so only tensors that it has seen are copied."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr("functional_optim.core.aliasing.storage_key", None)
-    param, fresh = torch.ones(2), torch.zeros(2)
-    given = AliasTracker([param])
-    assert given.copy_if_aliased(param) is not param
-    assert given.copy_if_aliased(fresh) is fresh
-    assert given.copy_if_aliased(fresh) is not fresh
-
-
-def test_what_a_tracer_looks_at_grows_with_the_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each result is compared once: comparing all pairs would take longer than the whole step."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    counted = []
-    for count in (10, 20, 30):
-        tensors = [torch.ones(1) for _ in range(count)]
-        results = [torch.ones(1) for _ in range(count)]
-
-        def looked_at(given: Any = (tensors, results)) -> None:
-            tensors, results = given
-            kept = AliasTracker(tensors)
-            for one in results:
-                kept.copy_if_aliased(one)
-
-        counted.append(calls_of(looked_at))
-    assert counted[2] - counted[1] == counted[1] - counted[0] > 0
-
-
-def test_what_a_tracer_sees_again_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    given, made = torch.ones(1), torch.ones(1)
-    kept = AliasTracker([given])
-    assert kept.copy_if_aliased(given) is not given
-    assert kept.copy_if_aliased(made) is made
-    assert kept.copy_if_aliased(made) is not made

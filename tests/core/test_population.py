@@ -6,17 +6,12 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, adam, algorithms, chain, clip_by_global_norm, sgd
-from functional_optim.testing.inputs import fed
+from functional_optim import Optimizer, adam, chain, clip_by_global_norm, sgd
 from tests.choices import each_value
 
-from .support import EVERY, MATRICES, Frozen, noise, step, steps
+from .support import EVERY, Frozen, noise, step, steps
 
 SIZE = 3
-DEFAULTS = {
-    f"{name}()": fed(getattr(algorithms, name)())
-    for name in {*algorithms.__all__} - MATRICES - {"sparse_adam"}  # takes no dense gradient
-}
 
 
 def _tree(seed: int) -> dict[str, Tensor]:
@@ -31,7 +26,7 @@ def _close(a: Any, b: Any) -> None:
     torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)
 
 
-@each_value(optimizer={**DEFAULTS, **EVERY})
+@each_value(optimizer=EVERY)
 def test_a_population_steps_as_its_members(optimizer: Optimizer) -> None:
     """The members have made different numbers of steps, so their bias corrections differ."""
     members = [

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import Optimizer, adam, algorithms, sgd
+from functional_optim import adam, algorithms, sgd
 from functional_optim.kernels import ExecutorName
-from tests.choices import each_value
+from tests.choices import each
 
 from .support import EVERY, IN_PYTHON, assert_same, noise, steps
 
@@ -42,17 +42,16 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@each_value(optimizer=EVERY, executor=IN_PYTHON)
+@each("setting", setting=SETTINGS, executor=IN_PYTHON, name=EVERY)
 def test_a_setting_does_not_reach_into_a_step(
-    setting: str, optimizer: Optimizer, executor: ExecutorName
+    setting: str, executor: ExecutorName, name: str
 ) -> None:
     """``init`` also runs under the setting, and must make step counts that can be read."""
+    optimizer = EVERY[name].using(executor=executor)
     if setting == "double by default" and optimizer.stages[-1].name in ("asgd", "nadam"):
         return  # as in torch, numbers of a tensor have the default dtype
     start = noise(0, 4, 4, dtype=torch.float32), noise(9, 3)
     grads = [(noise(i, 4, 4, dtype=torch.float32), noise(i + 20, 3)) for i in range(1, 4)]
-    optimizer = optimizer.using(executor=executor)
     wanted = steps(optimizer, start, lambda index: grads[index], 3)
     with SETTINGS[setting]():
         made = steps(optimizer, start, lambda index: grads[index], 3)

@@ -1,6 +1,5 @@
-"""Rules for embedding tables, compared with their papers' pseudo code, and their rows."""
+"""Rules for embedding tables: exact zeros, rows of any shape, and steps by rows."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,73 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, State, adagrad, chain, clip_by_value, ftrl, rowwise_adagrad
+from functional_optim import Optimizer, State, chain, clip_by_value, ftrl, rowwise_adagrad
 from functional_optim.kernels import ExecutorName
+from tests.agreement.formulas_first import rowwise_adagrad_formula
 from tests.choices import each_value
 
-from ..choices import case, pairs
+from ..choices import case
 from .support import IN_PYTHON, Frozen, assert_differ, assert_same, noise, same_bits, step, steps
 
-COUNT, ROWS, WIDTH = 12, 9, 5
-Example = tuple[list[float], float]
-"""Features, most of them 0, and a label."""
-
-
-def examples(count: int = 60) -> list[Example]:
-    features = noise(7, count, COUNT)
-    features[noise(8, count, COUNT) > 0.0] = 0.0
-    labels = (features @ noise(9, COUNT) + 0.3 * noise(10, count) > 0).double()
-    return list(zip(features.tolist(), labels.tolist(), strict=True))
-
-
-def predicted(weights: list[float], features: list[float]) -> float:
-    logit = sum(w * x for w, x in zip(weights, features, strict=True))
-    return 1.0 / (1.0 + math.exp(-logit))
-
-
-class OnPaper:
-    """Algorithm 1 of McMahan et al. 2013, line by line, one feature after the other."""
-
-    def __init__(self, alpha: float, beta: float, l1: float, l2: float) -> None:
-        self.alpha, self.beta, self.l1, self.l2 = alpha, beta, l1, l2
-        self.z, self.n = [0.0] * COUNT, [0.0] * COUNT
-
-    def weight(self, i: int) -> float:
-        if abs(self.z[i]) <= self.l1:
-            return 0.0
-        rate = (self.beta + math.sqrt(self.n[i])) / self.alpha + self.l2
-        return -(self.z[i] - math.copysign(self.l1, self.z[i])) / rate
-
-    def learn(self, features: list[float], label: float) -> None:
-        weights = [self.weight(i) for i in range(COUNT)]
-        p = predicted(weights, features)
-        for i in (i for i in range(COUNT) if features[i] != 0.0):
-            g = (p - label) * features[i]
-            sigma = (math.sqrt(self.n[i] + g * g) - math.sqrt(self.n[i])) / self.alpha
-            self.z[i] += g - sigma * weights[i]
-            self.n[i] += g * g
-
-
-def test_ftrl_is_the_algorithm() -> None:
-    """Both train a logistic regression, each with its predictions."""
-    for hyper in pairs(lr=[0.1, 2.0], beta=[0.0, 1.0], l1=[0.0, 4.0], l2=[0.0, 0.4]):
-        paper = OnPaper(hyper["lr"], hyper["beta"], hyper["l1"], hyper["l2"])
-        optimizer, param = ftrl(**hyper), torch.zeros(COUNT).double()
-        state = optimizer.init(param)
-        for features, label in examples():
-            paper.learn(features, label)
-            error = predicted(param.tolist(), features) - label
-            grad = error * torch.tensor(features, dtype=torch.float64)
-            param, state = optimizer.update(param, grad, state)
-        weights = torch.tensor([paper.weight(i) for i in range(COUNT)], dtype=torch.float64)
-        near: Any = {"rtol": 1e-10, "atol": 1e-13}
-        with case(**hyper):
-            kept = state.leaves.stages[-1]
-            torch.testing.assert_close(param, weights, **near)
-            torch.testing.assert_close(kept.z / hyper["lr"], weights.new_tensor(paper.z), **near)
-            torch.testing.assert_close(kept.n, weights.new_tensor(paper.n), **near)
-            assert torch.equal(param == 0, weights == 0)
-            assert bool(param.all()) == (hyper["l1"] == 0.0)
+ROWS, WIDTH = 9, 5
 
 
 def test_ftrl_makes_weights_exactly_0() -> None:
@@ -87,40 +28,14 @@ def test_ftrl_makes_weights_exactly_0() -> None:
             assert same_bits(found, torch.tensor([0.0, 0.0, 0.0, -0.0, torch.inf, 2.0]))
 
 
-def test_without_penalties_ftrl_is_descent_at_a_rate_that_falls() -> None:
-    """The rate can change between steps, and lr 0 moves nothing."""
-    rates = [0.5, 0.5, 0.0, 0.1, 2.0]
-    optimizer, param = ftrl(), torch.zeros(4).double()
-    state, total, want = optimizer.init(param), torch.zeros(4).double(), param
-    for index, rate in enumerate(rates):
-        grad = noise(index, 4)
-        param, state = optimizer.update(param, grad, state, lr=rate)
-        total = total + grad**2
-        want = want - rate * grad / (1.0 + total.sqrt())
-        torch.testing.assert_close(param, want, rtol=1e-13, atol=1e-15)
-
-
-Table = list[list[float]]
-
-
-def rowwise(p: Table, grads: list[Table], lr: float, eps: float, decay: float) -> Any:
-    """Return parameters and momentum by FBGEMM's EXACT_ROWWISE_ADAGRAD, row by row."""
-    momentum = [0.0] * len(p)
-    for grad in grads:
-        for i, row in enumerate(grad):
-            g = [a + decay * x for a, x in zip(row, p[i], strict=True)]
-            momentum[i] += sum(a * a for a in g) / len(g)
-            multiplier = lr / (math.sqrt(momentum[i]) + eps)
-            p[i] = [x - multiplier * a for x, a in zip(p[i], g, strict=True)]
-    return p, momentum
-
-
 @each_value(shape=[(ROWS, WIDTH), (3, 2, 4), (4, 1), (6,), ()], decay=[0.0, 0.2], eps=[1e-8, 0.1])
 def test_rowwise_adagrad_is_the_formula(shape: tuple[int, ...], decay: float, eps: float) -> None:
     start, grads = noise(0, *shape), [noise(seed, *shape) for seed in (1, 2, 3)]
-    rows = start.shape[0] if start.dim() else 1
-    tables = [one.reshape(rows, -1).tolist() for one in (start, *grads)]
-    weights, momentum = rowwise(tables[0], tables[1:], 0.1, eps, decay)
+    width = start[0].numel() if start.dim() else 1
+    values, *lists = (one.flatten().tolist() for one in (start, *grads))
+    weights, momentum = rowwise_adagrad_formula(
+        values, lists, width=width, lr=0.1, eps=eps, weight_decay=decay
+    )
     optimizer = rowwise_adagrad(0.1, eps, decay)
     param, state = steps(optimizer, start, lambda index: grads[index], 3)
     total = state.leaves.stages[-1].sum
@@ -130,15 +45,6 @@ def test_rowwise_adagrad_is_the_formula(shape: tuple[int, ...], decay: float, ep
     torch.testing.assert_close(
         total, want.new_tensor(momentum).reshape(shape[:1]), rtol=1e-13, atol=0
     )
-
-
-def test_rowwise_adagrad_of_one_dimension_is_adagrad() -> None:
-    start = noise(0, 40)
-    ends = [
-        steps(make, start, lambda index: noise(index + 1, 40))
-        for make in (rowwise_adagrad(0.1, 1e-3), adagrad(0.1, eps=1e-3))
-    ]
-    torch.testing.assert_close(ends[0][0], ends[1][0], rtol=1e-14, atol=0)
 
 
 RULES: dict[str, Optimizer] = {

@@ -4,13 +4,12 @@ In 16 bits, the rounding of an element depends on its position among the strides
 the layout of a gradient matters, too.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from functional_optim import chain, sgd
 from functional_optim.testing import LAWS, Run, Subject
@@ -18,14 +17,12 @@ from functional_optim.testing.runs import WIDE_SHAPE, LeafSpec, Values
 from tests.choices import each_value
 
 from ..choices import case, pairs
-from .support import assert_differ, noise
 from .twins import (
     DTYPES,
     LAYOUTS,
     TWINS,
     Twin,
     Way,
-    assert_state,
     assert_twins,
     bound,
     front_end,
@@ -41,13 +38,6 @@ WAYS: dict[str, Way] = {
     "front end": front_end,
     "bound by blocked": bound,
 }
-SHAPES: dict[str, Callable[[int], Tensor]] = {
-    "0-d": noise,
-    "empty": lambda s: noise(s, 0, 3),
-    "channels_last": lambda s: noise(s, 2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
-    "every other": lambda s: noise(s, 401)[1::2],
-    "column": lambda s: noise(s, 40, 3)[:, 1:2],
-}
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -59,21 +49,6 @@ def test_every_way_to_step_has_the_bits_of_torch(name: str) -> None:
         grads = [matrix(seed, one["dtype"], one["grad"]) for seed in (1, 2, 3)]
         with case(**one):
             assert_twins(TWINS[name], start, grads, WAYS)
-
-
-def _in(dtype: torch.dtype, tensor: Tensor) -> Tensor:
-    """Return the tensor in another dtype, with its strides."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype).copy_(tensor)
-
-
-@each_value(twin=TWINS, shape=SHAPES, dtype=DTYPES)
-def test_so_it_is_for_every_shape(
-    twin: Twin, shape: Callable[[int], Tensor], dtype: torch.dtype
-) -> None:
-    start, *grads = (_in(dtype, twin.taken(shape(seed))) for seed in range(4))
-    if twin.case.oracle is torch.optim.Adafactor and start.numel() == 0:
-        return  # torch divides by the number of elements
-    assert_twins(twin, start, grads, WAYS)
 
 
 @each_value(twin=TWINS)
@@ -106,24 +81,6 @@ def test_signed_zeros(twin: Twin, count: int) -> None:
     grads = [grid[:, 1].roll(3 * index).contiguous() for index in range(count)]
     grads = [twin.taken(grad) for grad in grads]
     assert_twins(twin, twin.taken(grid[:, 0].contiguous()), grads, WAYS)
-
-
-def test_a_missing_gradient_is_missed_as_by_torch() -> None:
-    twin = TWINS["adamw 1"]
-    theirs = [nn.Parameter(noise(i, 4)) for i in range(2)]
-    torch_optimizer, optimizer = twin.by_torch(theirs), twin.ours
-    params = [p.detach().clone() for p in theirs]
-    state = optimizer.init(params)
-    for index in range(4):
-        grads = [noise(index + 5, 4), noise(index + 9, 4) if index % 2 else None]
-        for param, grad in zip(theirs, grads, strict=True):
-            param.grad = grad
-        torch_optimizer.step()
-        params, state = optimizer.update(params, grads, state)
-    for mine, leaf, param in zip(params, state.leaves, theirs, strict=True):
-        assert torch.equal(mine, param)
-        assert_state(leaf, torch_optimizer.state[param])
-    assert_differ(params[0], noise(0, 4))
 
 
 def test_the_law_catches_a_buffer_in_another_layout_than_torch_has_it_in() -> None:

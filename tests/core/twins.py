@@ -10,6 +10,7 @@ from functional_optim import Optimizer, TorchOptimizer
 from functional_optim.core.state import LeafState
 from functional_optim.testing import CASES, Case
 from functional_optim.testing.subject import plain_oracle
+from tests.front_ends.support import CASES as TORCHS
 
 from .support import like, noise, same_bits
 
@@ -40,54 +41,22 @@ class Twin(NamedTuple):
         return list(numbers.reshape(-1, 1, 1)) if self.case.matrices else [numbers]
 
 
-OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "sgd": [
-        {"lr": 0.1},
-        {"lr": 0.1, "weight_decay": 0.1, "maximize": True},
-        {"lr": 0.1, "momentum": 0.9},
-        {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "maximize": True},
-        {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
-    ],
-    "adam": [
-        {"lr": 0.1, "weight_decay": 0.1},
-        {"lr": 0.1, "betas": (0.5, 0.7), "amsgrad": True},
-        {"lr": 0.1, "weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True},
-    ],
-    "adamw": [{"lr": 0.1}, {"lr": 0.1, "eps": 0.1, "amsgrad": True}],
-    "adamax": [{"lr": 0.1, "weight_decay": 0.1}],
-    "adadelta": [{"rho": 0.5, "eps": 0.01, "weight_decay": 0.1}],
-    "adagrad": [{"lr_decay": 0.1, "initial_accumulator_value": 0.1, "weight_decay": 0.1}],
-    "rmsprop": [
-        {},
-        {"momentum": 0.9, "weight_decay": 0.1, "centered": True},
-        {"centered": True, "maximize": True},
-    ],
-    "muon": [
-        {"lr": 0.1},
-        {"lr": 0.1, "nesterov": False, "adjust_lr_fn": "match_rms_adamw"},
-        {"lr": 0.1, "momentum": 0.0, "eps": 0.5, "ns_steps": 2, "weight_decay": 0.0},
-    ],
-    "rprop": [{"step_sizes": (0.009, 0.013)}],
-    "nadam": [
-        {"lr": 0.1, "weight_decay": 0.1},
-        {"betas": (0.5, 0.7), "momentum_decay": 0.3, "maximize": True},
-        {"lr": 0.1, "weight_decay": 0.1, "decoupled_weight_decay": True},
-    ],
-    "radam": [
-        {"lr": 0.1, "weight_decay": 0.1},
-        {"betas": (0.5, 0.9), "eps": 0.1, "maximize": True},
-        {"lr": 0.1, "weight_decay": 0.1, "decoupled_weight_decay": True},
-    ],
-    "asgd": [{"lr": 0.1, "weight_decay": 0.1, "t0": 1}, {"lambd": 0.3, "alpha": 0.2, "t0": 0}],
-    "adafactor": [{"lr": 0.1, "weight_decay": 0.1}, {"lr": 0.1, "eps": (0.1, 0.5), "d": 1.5}],
-    "sparse_adam": [{"lr": 0.1}, {"betas": (0.5, 0.7), "eps": 0.1, "maximize": True}],
+ORACLES = {one.oracle: one for one in CASES.values() if isinstance(one.oracle, type)}
+TWINS = {name: Twin(ORACLES[cls], options) for name, (cls, options) in TORCHS.items()}
+TWINS |= {
+    "muon": Twin(CASES["muon"], {"lr": 0.1}),
+    "muon as AdamW": Twin(
+        CASES["muon"], {"lr": 0.1, "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
+    ),
+    "muon of two steps": Twin(
+        CASES["muon"], {"lr": 0.1, "momentum": 0.0, "eps": 0.5, "ns_steps": 2, "weight_decay": 0.0}
+    ),
+    "sparse_adam": Twin(CASES["sparse_adam"], {"lr": 0.1}),
+    "sparse_adam ascending": Twin(
+        CASES["sparse_adam"], {"betas": (0.5, 0.7), "eps": 0.1, "maximize": True}
+    ),
 }
-TWINS = {
-    f"{name} {number}": Twin(CASES[name], hyper)
-    for name, several in OPTIONS.items()
-    for number, hyper in enumerate(several)
-}
-assert OPTIONS.keys() == {name for name, one in CASES.items() if isinstance(one.oracle, type)}
+assert {one.case.oracle for one in TWINS.values()} == {*ORACLES}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -179,12 +179,3 @@ def test_a_gradient_of_another_dtype_is_named_before_anything_changes() -> None:
     with pytest.raises(ValueError, match=r"param_groups\[0\]\[3\].*dtype"):
         optimizer.step()
     assert_same_tensors(params_of(optimizer), before)
-
-
-def test_a_model_that_changed_its_dtype_before_the_first_step() -> None:
-    pair = twins("Adam")
-    for optimizer in pair.both:
-        for param in params_of(optimizer):
-            param.data = param.data.double()
-    pair.step(0, 1)
-    assert_same_params(pair.ours, pair.theirs)

@@ -1,14 +1,12 @@
-"""Complex parameters: each front-end gives the bits of a step on the real view.
+"""``from_torch`` of complex parameters gives the bits of torch's class on their real view.
 
 torch.optim also steps most complex parameters through their real view. SGD and coupled weight decay
 add complex numbers instead, so they round in another way than on the real view.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tests.choices import each
 
@@ -19,73 +17,30 @@ COMPLEX = [name for name, (cls, _) in CASES.items() if cls is not torch.optim.Ad
 """Cases with complex parameters, which Adafactor refuses, here and in torch."""
 
 
-def adds_complex_numbers(name: str) -> bool:
-    cls, options = CASES[name]
-    decoupled = cls is torch.optim.AdamW or "decoupled_weight_decay" in options
-    return (
-        cls is torch.optim.SGD
-        or (cls is torch.optim.RMSprop and "momentum" in options)
-        or ("weight_decay" in options and not decoupled)
-    )
-
-
-def real(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return detached real views."""
-    return [torch.view_as_real(one.detach()) for one in tensors]
-
-
-def assert_as_on_real_views(ours: Any, theirs: torch.optim.Optimizer) -> None:
-    """Check that our next steps on complex numbers equal torch's steps on their real views."""
-    for seed in range(60, 63):
-        given = parameters(1, torch.complex64)
-        set_grads(given, seed)
-        for param, one in zip(params_of(theirs), given, strict=True):
-            assert one.grad is not None
-            param.grad = torch.view_as_real(one.grad)
-        ours.step(seed) if isinstance(ours, Functional) else run(ours, seed)
-        theirs.step()
-        params = ours.params if isinstance(ours, Functional) else params_of(ours)
-        assert_same_tensors(real(params), params_of(theirs))
-
-
-def on_real_views(name: str, params: Sequence[Tensor]) -> Any:
-    cls, options = CASES[name]
-    made: Any = cls
-    leaves = [torch.nn.Parameter(one.clone()) for one in real(params)]
-    return made(leaves, **options, foreach=False)
-
-
-@each(name=COMPLEX)
-def test_torch_optimizer_is_torch_s_class_on_the_real_view(name: str) -> None:
-    ours = twins(name, torch.complex64).ours
-    assert_as_on_real_views(ours, on_real_views(name, params_of(ours)))
+def real(tensor: Any) -> Any:
+    """Return a copy, as the real view if the tensor is complex."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().clone()
 
 
 @each(name=COMPLEX)
 def test_from_torch_is_torch_s_class_on_the_real_view(name: str) -> None:
     live = twins(name, torch.complex64).theirs
     run(live, 0, 1, without={1})
-    twin = on_real_views(name, params_of(live))
+    made: Any = CASES[name][0]
+    leaves = [torch.nn.Parameter(real(one)) for one in params_of(live)]
+    twin = made(leaves, **CASES[name][1], foreach=False)
     written = live.state_dict()
     written["state"] = {
-        number: {
-            key: torch.view_as_real(value).clone() if torch.is_complex(value) else value.clone()
-            for key, value in entries.items()
-        }
+        number: {key: real(value) for key, value in entries.items()}
         for number, entries in written["state"].items()
     }
     twin.load_state_dict(written)
-    assert_as_on_real_views(Functional(live), twin)
-
-
-@each(name=[name for name in COMPLEX if not adds_complex_numbers(name)])
-def test_where_torch_sees_the_real_view_it_is_torch_s_class(name: str) -> None:
-    pair = twins(name, torch.complex64)
-    for seed in range(3):
-        pair.step(seed, without={seed})
-        pair.assert_same()
-    made = Functional(pair.theirs)
-    for seed in (7, 8):
-        made.step(seed)
-        pair.step(seed)
-        assert_same_tensors(made.params, params_of(pair.theirs))
+    ours = Functional(live)
+    for seed in range(60, 63):
+        given = parameters(1, torch.complex64)
+        set_grads(given, seed)
+        for param, one in zip(leaves, given, strict=True):
+            param.grad = real(one.grad)
+        ours.step(seed)
+        twin.step()
+        assert_same_tensors([real(one) for one in ours.params], leaves)

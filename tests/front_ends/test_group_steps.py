@@ -13,7 +13,6 @@ from functional_optim import (
     from_torch,
     lion,
     register_functional_optim,
-    sgd,
     stored,
     to_torch_state_dict,
 )
@@ -247,19 +246,3 @@ def test_zero_refuses_filled_state_without_a_count() -> None:
         zero.load_state_dict(live.state_dict())
     zero.consolidate_state_dict()
     assert not any(map(len, zero.state_dict()["state"].values()))
-
-
-def test_a_buffer_that_is_put_there_by_hand_is_kept() -> None:
-    """The buffer is kept without a step count, as in torch's SGD, which has none."""
-    results = []
-    for make in (
-        lambda one: TorchOptimizer([one], sgd(0.5, momentum=0.5)),
-        lambda one: torch.optim.SGD([one], lr=0.5, momentum=0.5),
-    ):
-        weight = torch.nn.Parameter(torch.ones(2))
-        optimizer = make(weight)
-        optimizer.state[weight] = {"momentum_buffer": torch.full((2,), 8.0)}
-        weight.grad = torch.ones(2)
-        optimizer.step()
-        results.append(weight.detach())
-    assert results[0].tolist() == results[1].tolist() == [-1.5, -1.5]

@@ -26,8 +26,7 @@ from functional_optim import (
     sophia,
     with_shape,
 )
-from functional_optim.plan import StepPlan, engine
-from functional_optim.plan.decision import Decision
+from functional_optim.plan import StepPlan
 
 from ..choices import case, each
 from ..composition.second_order import BOTH, EVERY, given_at, run_given
@@ -131,34 +130,6 @@ def test_steps_without_it_are_planned_as_ever(monkeypatch: pytest.MonkeyPatch) -
     assert_same({one: param.detach() for one, param in params.items()}, own)
 
 
-def test_steps_that_all_need_it_are_planned_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steady steps with inputs step no leaf alone, and do not change the inputs."""
-    found: list[str] = []
-    for owner, name in ((StepPlan, "__init__"), (engine, "prepare")):
-        monkeypatch.setattr(owner, name, counted(found, name, getattr(owner, name)))
-    params, own = named(), params_of()
-    optimizer = TorchOptimizer(params.items(), adahessian(0.1))
-    state = adahessian().init(own)
-    for step in range(6):
-        grads, extra = grads_at(step), given_at(step)
-        for name, grad in grads.items():
-            params[name].grad = grad
-        found.clear()
-        optimizer.step(extra=extra)
-        assert not found or step < 2
-        assert_same(extra, given_at(step))
-        own, state = adahessian(0.1).update(own, grads, state, extra=extra)
-        assert_same({name: one.detach() for name, one in params.items()}, own)
-
-
-def counted(found: list[str], name: str, before: Callable[..., Any]) -> Callable[..., Any]:
-    def called(*given: Any, **options: Any) -> Any:
-        found.append(name)
-        return before(*given, **options)
-
-    return called
-
-
 def test_groups_have_their_own_numbers_and_a_parameter_may_join() -> None:
     first, second = normal(3).requires_grad_(), normal(2, 2, seed=1).requires_grad_()
     optimizer = TorchOptimizer([first], sophia(0.1, (0.0, 0.0), 1.0, weight_decay=0.0))
@@ -228,20 +199,3 @@ def test_a_required_one_is_asked_for_at_each_step() -> None:
                 optimizer.step()
         optimizer.step(extra=given_at(step) if step % 2 else {})
     assert int(optimizer.state[params["scale"]]["step"]) == 2
-
-
-def test_a_chain_without_inputs_looks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    before = Decision.decide
-
-    def noted(self: Decision) -> Any:
-        made.append(self.inputs)
-        return before(self)
-
-    monkeypatch.setattr(Decision, "decide", noted)
-    params = named()
-    optimizer = TorchOptimizer(params.items(), chain(accumulate(2), adamw(0.1)))
-    for name, grad in grads_at(0).items():
-        params[name].grad = grad
-    optimizer.step()
-    assert made == [None]

@@ -25,10 +25,9 @@ from functional_optim import (
     partition,
     sgd,
 )
-from functional_optim.frontends.local_optimizer import local_optimizer
-from hooks.named_groups import NamedGroups
-from sharding import ZeroRedundancyOptimizer
 from tests.choices import case
+
+from .doors import DOORS, Sharded
 
 NAMES = ("a.weight", "a.bias", "b.weight", "b.bias")
 ORDERS = ([3, 1, 0, 2], [2, 3, 0, 1])
@@ -65,57 +64,6 @@ def step(optimizer: Any, params: Mapping[str, nn.Parameter], seed: int) -> None:
 
 def permuted(params: Mapping[str, nn.Parameter], order: list[int]) -> dict[str, nn.Parameter]:
     return {NAMES[k]: params[NAMES[k]] for k in order}
-
-
-def torch_like(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> TorchOptimizer:
-    return TorchOptimizer(list(params.items()), optimizer)
-
-
-class Sharded(ZeroRedundancyOptimizer):
-    """ZeRO optimizer whose ``state_dict`` consolidates the state first."""
-
-    def state_dict(self) -> dict[str, Any]:
-        self.consolidate_state_dict()
-        return super().state_dict()
-
-
-def sharded(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Sharded:
-    return Sharded(list(params.items()), optimizer)
-
-
-class Given:
-    """Adapter that passes the parameters' gradients to an optimizer."""
-
-    def __init__(self, optimizer: Any, params: Mapping[str, nn.Parameter]) -> None:
-        self.optimizer, self.params = optimizer, params
-        self.state_dict = optimizer.state_dict
-        self.load_state_dict = optimizer.load_state_dict
-
-    def step(self) -> None:
-        if isinstance(self.optimizer, DistributedOptimizer):
-            self.optimizer.step({name: one.grad for name, one in self.params.items()})
-        elif isinstance(self.optimizer, NamedGroups):
-            grads = [one.grad for one in self.params.values() if one.grad is not None]
-            self.optimizer.step_some(list(self.params), grads)
-        else:
-            groups = self.optimizer.param_groups
-            self.optimizer.step([one.grad for group in groups for one in group["params"]])
-
-
-def local(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Given:
-    return Given(local_optimizer(optimizer, list(params.items())), params)
-
-
-def by_hook(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Given:
-    return Given(NamedGroups(params, optimizer), params)
-
-
-DOORS: dict[str, Callable[[Mapping[str, nn.Parameter], Optimizer], Any]] = {
-    "TorchOptimizer": torch_like,
-    "ZeRO": sharded,
-    "local_optimizer": local,
-    "step_hook": by_hook,
-}
 
 
 PAIRS = [
@@ -177,7 +125,7 @@ def test_a_named_checkpoint_of_torch_is_loaded_by_name() -> None:
     params, others = params_of(), params_of()
     theirs = torch.optim.AdamW(params.items(), lr=0.1)
     step(theirs, params, 0)
-    ours = torch_like(permuted(others, ORDERS[0]), adamw(lr=0.5))
+    ours = DOORS["TorchOptimizer"](permuted(others, ORDERS[0]), adamw(lr=0.5))
     ours.load_state_dict(theirs.state_dict())
     for name, one in params.items():
         assert torch.equal(ours.state[others[name]]["exp_avg"], theirs.state[one]["exp_avg"])
@@ -185,14 +133,17 @@ def test_a_named_checkpoint_of_torch_is_loaded_by_name() -> None:
 
 def test_without_names_on_both_sides_positions_count() -> None:
     params = params_of()
-    named, bare = torch_like(params, adamw(lr=0.1)), TorchOptimizer(params.values(), adamw(lr=0.1))
+    named, bare = (
+        DOORS["TorchOptimizer"](params, adamw(lr=0.1)),
+        TorchOptimizer(params.values(), adamw(lr=0.1)),
+    )
     step(named, params, 0)
     saved = named.state_dict()
     bare.load_state_dict(saved)
     for group in saved["param_groups"]:
         del group["param_names"]
     others = permuted(params_of(), ORDERS[0])
-    other = torch_like(others, adamw(lr=0.1))
+    other = DOORS["TorchOptimizer"](others, adamw(lr=0.1))
     other.load_state_dict(saved)
     bares = bare.param_groups[0]["params"]
     for first, second, third in zip(params.values(), others.values(), bares, strict=True):

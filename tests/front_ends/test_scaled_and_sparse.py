@@ -3,7 +3,6 @@
 import copy
 from typing import Any
 
-import pytest
 import torch
 
 from functional_optim import TorchOptimizer, as_functional_optim, chain, clip_by_value, sgd
@@ -100,11 +99,6 @@ CLOSE: dict[str, Case] = {
         {"lr": 0.1, "lr_decay": 0.2, "initial_accumulator_value": 0.3},
     ),
 }
-REFUSED = [
-    name
-    for name, case in CASES.items()
-    if case[0] not in (torch.optim.SGD, torch.optim.Adagrad) or "weight_decay" in case[1]
-]
 
 
 @each(name=CLOSE)
@@ -120,22 +114,6 @@ def test_rows_are_stepped_as_torch_steps_them(name: str) -> None:
         sparse_step(pair, tables, rows)
         assert_close(tables)
     assert same_bits(tables[0].weight[[3, 5]], before[[3, 5]])
-
-
-@each(name=REFUSED)
-def test_where_torch_refuses_sparse_gradients_nothing_is_changed(name: str) -> None:
-    pair, tables = embeddings(CASES[name])
-    dense = torch.nn.Parameter(torch.ones(2))
-    pair.ours.add_param_group({"params": [dense]})
-    dense.grad = torch.ones(2)
-    before = tables[0].weight.detach().clone()
-    for table, optimizer in zip(tables, pair.both, strict=True):
-        table(torch.tensor([1, 2])).sum().backward()
-        with pytest.raises(RuntimeError):
-            optimizer.step()
-    assert same_bits(tables[0].weight, before)
-    assert torch.equal(dense, torch.ones(2))
-    assert int(pair.ours.state[dense]["step"]) == 0
 
 
 def test_sparse_and_dense_parameters_together() -> None:

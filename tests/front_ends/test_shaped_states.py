@@ -118,21 +118,6 @@ def test_a_list_that_lacks_a_tensor_is_refused() -> None:
         one.load_state_dict(state_dict)
 
 
-def test_init_is_asked_about_shapes_that_there_are() -> None:
-    """``init`` gets only shapes of parameters, and never an empty tensor."""
-    asked: set[tuple[int, ...]] = set()
-
-    def init(param: Tensor, hyper: Hyper) -> Sides:
-        asked.add(tuple(param.shape))
-        return sides_init(param, hyper)
-
-    own = params()
-    optimizer = TorchOptimizer(own, sided(init))
-    run(own, optimizer, range(2))
-    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert asked <= set(SHAPES)
-
-
 def test_an_init_that_looks_at_values() -> None:
     """Such an ``init`` cannot run on a tensor without memory, so it gets one with memory."""
 
@@ -172,13 +157,6 @@ def test_element_by_element_but_for_matrices_only() -> None:
         own = params()
         run(own, make(own, optimizer), range(3))
         assert_same_tensors(own, by_update(optimizer, range(3)))
-
-
-def test_fields_tell_shapes_apart() -> None:
-    """Shapes with equally many dimensions may have different fields."""
-    stages, hypers = sided().stages, (Hyper(0.1),)
-    counts = [fields_of(stages, hypers, shape, torch.float32)[0][0].tensors for shape in SHAPES]
-    assert counts == [2, 0, 1, 0]
 
 
 def test_from_torch_takes_what_is_there() -> None:

@@ -43,7 +43,7 @@ def is_wide(storage: str) -> bool:
 
 
 STORED = [name for name in STORAGES if name != "float32"]
-KINDS = ["float32", "state int8", "state mixed", "master", "smallest"]
+KINDS = ["float32", "state mixed", "master", "smallest"]
 ALL = [(source, target) for source, target in itertools.product(KINDS, KINDS[1:])]
 REFUSED = [(source, target) for source, target in ALL if keeps_digits(source) and is_wide(target)]
 LOADS = [both for both in ALL if both not in REFUSED]

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -21,10 +20,9 @@ from functional_optim import (
     sgd,
     stored,
 )
-from functional_optim.frontends.local_optimizer import local_optimizer
-from hooks.named_groups import NamedGroups
-from sharding import ZeroRedundancyOptimizer
 from tests.choices import case
+
+from .doors import DOORS
 
 OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "average": lambda: chain(sgd(0.1), ema(0.5)),
@@ -33,26 +31,6 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "prodigy": lambda: prodigy(1.0, d0=1e-2),
     "accumulate": lambda: chain(accumulate(2), sgd(0.1), ema(0.5)),
     "master": lambda: stored(adamw(0.1), param="bfloat16+master"),
-}
-
-
-def local(params: Any, optimizer: Optimizer) -> Any:
-    params = list(params)
-    made = local_optimizer(optimizer, params)
-    return lambda: made.step([param.grad for _, param in params])
-
-
-def by_hook(params: Any, optimizer: Optimizer) -> Any:
-    params = dict(params)
-    made = NamedGroups(params, optimizer)
-    return lambda: made.step_some(list(params), [param.grad for param in params.values()])
-
-
-DOORS: dict[str, Callable[[Any, Optimizer], Any]] = {
-    "TorchOptimizer": lambda params, one: TorchOptimizer(params, one).step,
-    "ZeRO": lambda params, one: ZeroRedundancyOptimizer(params, one).step,
-    "local_optimizer": local,
-    "step_hook": by_hook,
 }
 
 
@@ -89,7 +67,7 @@ def test_weights_may_be_loaded_after_construction(door: str, name: str) -> None:
         model = model_of(dtype, 0)
         if load is None:
             model.load_state_dict(weights)
-        step = DOORS[door](model.named_parameters(), OPTIMIZERS[name]())
+        step = DOORS[door](dict(model.named_parameters()), OPTIMIZERS[name]()).step
         if load is not None:
             load(model, weights)
         steps(model, step, range(1, 6))
@@ -140,7 +118,7 @@ def test_weights_may_be_loaded_before_a_late_first_step(door: str, name: str) ->
         model = model_of(torch.float32, 0)
         if load is None:
             model.load_state_dict(weights)
-        step = DOORS[door](model.named_parameters(), ACCUMULATING[name]())
+        step = DOORS[door](dict(model.named_parameters()), ACCUMULATING[name]()).step
         for number in range(1, 14):
             if number == 2 and load is not None:
                 load(model, weights)

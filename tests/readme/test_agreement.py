@@ -21,20 +21,9 @@ from functional_optim import (
     adahessian,
     algorithms,
     chain,
-    ftrl,
-    galore_adamw,
-    kl_soap,
-    kron,
-    lamb,
-    lars,
-    lion,
     prodigy,
-    qhm,
-    rowwise_adagrad,
     schedule_free_adamw,
     schedule_free_sgd,
-    shampoo,
-    soap,
     sophia,
 )
 from functional_optim.core.state import field_tensors
@@ -42,23 +31,12 @@ from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, INPUT_CASES, LawBroken, Subject, check_law
 from functional_optim.testing.inputs import SCALE, fed
 from tests.agreement.formulas_adaptive import ADAPTIVE_FORMULAS
+from tests.agreement.formulas_first import FIRST_FORMULAS
 from tests.agreement.formulas_layerwise import LAYERWISE_FORMULAS, MATRICES
 from tests.agreement.formulas_muon import MUON_FORMULAS
-from tests.agreement.formulas_shampoo import (
-    GALORE,
-    KL_SOAP,
-    KRON,
-    KRON_FORMULA,
-    SHAMPOO,
-    as_lists,
-    galore_formula,
-    kl_soap_formula,
-    kron_formula,
-    shampoo_formula,
-)
+from tests.agreement.formulas_shampoo import SHAMPOO_FORMULAS
 from tests.choices import EVERYTHING
 from tests.composition.second_order import adahessian_formula, sophia_formula
-from tests.core.soap_formula import soap_formula
 
 ALGORITHMS = {**CASES, **{k: v for k, v in INPUT_CASES.items() if k in algorithms.__all__}}
 
@@ -71,91 +49,6 @@ EXAMPLES = 30 if EVERYTHING else 4
 """Number of examples; few, since ``tests/laws`` tests every law of every optimizer."""
 
 Values = list[float]
-
-
-def qhm_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Compute Ma & Yarats 2019, eq. 3-4: lr 0.1, beta 0.9, nu 0.7, decay 0.01."""
-    buffer = [0.0] * len(p)
-    for grad in grads:
-        g = [a + 0.01 * b for a, b in zip(grad, p, strict=True)]
-        buffer = [0.9 * b + (1 - 0.9) * a for a, b in zip(g, buffer, strict=True)]
-        p = [x - 0.1 * (0.3 * a + 0.7 * b) for x, a, b in zip(p, g, buffer, strict=True)]
-    return p, buffer
-
-
-def lion_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Compute Chen et al. 2023, algorithm 2: lr 0.1, betas 0.9, 0.99, decay 0.01."""
-    m = [0.0] * len(p)
-    for g in grads:
-        sign = [math.copysign(1.0, 0.9 * b + (1 - 0.9) * a) for a, b in zip(g, m, strict=True)]
-        p = [x - 0.1 * (s + 0.01 * x) for x, s in zip(p, sign, strict=True)]
-        m = [0.99 * b + (1 - 0.99) * a for a, b in zip(g, m, strict=True)]
-    return p, m
-
-
-def lamb_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Compute You et al. 2020, algorithm 2: lr 0.1, betas 0.9, 0.999, decay 0.01."""
-    m, v = [0.0] * len(p), [0.0] * len(p)
-    for t, g in enumerate(grads, start=1):
-        m = [0.9 * b + (1 - 0.9) * a for a, b in zip(g, m, strict=True)]
-        v = [0.999 * b + (1 - 0.999) * a * a for a, b in zip(g, v, strict=True)]
-        roots = [math.sqrt(b / (1 - 0.999**t)) + 1e-6 for b in v]
-        d = [a / (1 - 0.9**t) / b + 0.01 * x for a, b, x in zip(m, roots, p, strict=True)]
-        ratio = math.hypot(*p) / math.hypot(*d)
-        p = [x - 0.1 * ratio * a for x, a in zip(p, d, strict=True)]
-    return p, m
-
-
-def lars_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Compute You et al. 2017, algorithm 1: lr 0.1, momentum 0.9, decay 0.01, trust 0.5.
-
-    The ratio uses the norm of the sum of gradient and decay.
-    """
-    b = [0.0] * len(p)
-    for g in grads:
-        d = [a + 0.01 * x for a, x in zip(g, p, strict=True)]
-        ratio = 0.5 * math.hypot(*p) / math.hypot(*d)
-        b = [0.9 * before + ratio * a for before, a in zip(b, d, strict=True)]
-        p = [x - 0.1 * a for x, a in zip(p, b, strict=True)]
-    return p, b
-
-
-def adagrad_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Compute Adagrad, with each element as a row: lr 0.1, eps 1e-8, decay 0.01."""
-    s = [0.0] * len(p)
-    for grad in grads:
-        g = [a + 0.01 * x for a, x in zip(grad, p, strict=True)]
-        s = [b + a * a for a, b in zip(g, s, strict=True)]
-        p = [x - 0.1 * a / (math.sqrt(b) + 1e-8) for x, a, b in zip(p, g, s, strict=True)]
-    return p, s
-
-
-def ftrl_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Compute McMahan et al. 2013, algorithm 1: alpha 0.1, beta 1, l1 0.1, l2 0.01."""
-    ends = [_ftrl(*one) for one in zip(p, *grads, strict=True)]
-    return [p for p, _ in ends], [0.1 * z for _, z in ends]
-
-
-def _ftrl(w: float, *grads: float) -> tuple[float, float]:
-    z = n = 0.0
-    for g in grads:
-        sigma = (math.sqrt(n + g * g) - math.sqrt(n)) / 0.1
-        z, n = z + g - sigma * w, n + g * g
-        beyond = z - math.copysign(min(abs(z), 0.1), z)
-        w = -beyond / ((1.0 + math.sqrt(n)) / 0.1 + 0.01)
-    return w, z
-
-
-def soap_by_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Compute Vyas et al. 2024, algorithm 3, in float64: lr 0.1, betas 0.9, 0.95, decay 0.01."""
-
-    def matrix(values: Values) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64).reshape(MATRIX)
-
-    hyper = {"lr": 0.1, "betas": (0.9, 0.95), "shampoo_beta": 0.95, "weight_decay": 0.01}
-    more = {"eps": 1e-8, "precondition_frequency": 2, "max_precond_dim": MATRIX[0]}
-    end, average, _ = soap_formula(matrix(p), list(map(matrix, grads)), {**hyper, **more})
-    return end.flatten().tolist(), average.flatten().tolist()
 
 
 def prodigy_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
@@ -219,23 +112,6 @@ def given_formula(
 
 
 FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, Values]]]] = {
-    "qhm": (lambda: qhm(lr=0.1, momentum=0.9, nu=0.7, weight_decay=0.01), qhm_formula),
-    "lamb": (lambda: lamb(lr=0.1), lamb_formula),
-    "lars": (
-        lambda: lars(lr=0.1, weight_decay=0.01, trust_coefficient=0.5),
-        lars_formula,
-    ),
-    "lion": (lambda: lion(lr=0.1, betas=(0.9, 0.99), weight_decay=0.01), lion_formula),
-    "rowwise_adagrad": (lambda: rowwise_adagrad(lr=0.1, weight_decay=0.01), adagrad_formula),
-    "soap": (
-        lambda: soap(0.1, (0.9, 0.95), precondition_frequency=2, max_precond_dim=MATRIX[0]),
-        soap_by_formula,
-    ),
-    "galore_adamw": (lambda: galore_adamw(**GALORE), as_lists(galore_formula, GALORE)),
-    "kl_soap": (lambda: kl_soap(**KL_SOAP), as_lists(kl_soap_formula, KL_SOAP)),
-    "kron": (lambda: kron(**KRON), as_lists(kron_formula, KRON_FORMULA)),
-    "shampoo": (lambda: shampoo(**SHAMPOO), as_lists(shampoo_formula, SHAMPOO)),
-    "ftrl": (lambda: ftrl(lr=0.1, l1=0.1, l2=0.01), ftrl_formula),
     "prodigy": (lambda: prodigy(d0=0.1, weight_decay=0.01), prodigy_formula),
     "schedule_free_sgd": (
         lambda: schedule_free_sgd(lr=0.1, weight_decay=0.01),
@@ -250,7 +126,9 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, V
         lambda: adahessian(**ADAHESSIAN),
         partial(given_formula, adahessian_formula, ADAHESSIAN),
     ),
+    **FIRST_FORMULAS,
     **LAYERWISE_FORMULAS,
+    **SHAMPOO_FORMULAS,
     **MUON_FORMULAS,
     **ADAPTIVE_FORMULAS,
 }

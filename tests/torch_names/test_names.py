@@ -16,12 +16,12 @@ from functional_optim.algorithms.adam import ADAM
 from functional_optim.kernels.fused_kernel import FUSED
 from functional_optim.kernels.kernel import KernelError
 
-from . import several, single
+from . import several, single, tracing
 from .finder import known_names
 from .table import ROWS, hide, loaded_anew
 from .test_one_place import THERE
 
-assert single and several, "they fill the table"
+assert single and several and tracing, "they fill the table"
 
 pytestmark = [  # torch itself warns at the first jvp and the first RPC world
     pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
@@ -64,7 +64,7 @@ def test_without_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tangents_without_the_number_of_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
     public = SimpleNamespace(unpack_dual=derivatives.forward_ad.unpack_dual)
     monkeypatch.setattr(derivatives, "forward_ad", public)
-    single.tangents(_torch)
+    tracing.tangents(_torch)
 
 
 def test_every_name_has_a_row() -> None:

@@ -57,22 +57,6 @@ def test_programs_of_one_chain_serve_many_trees(shape: tuple[int, ...], dtype: t
             pair.step([noise(step + 1, *shape, dtype=dtype)])
 
 
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "transposed": lambda one: one.t(),
-    "strided": lambda one: one[:, ::2],
-    "column": lambda one: one[:, :1],
-    "0-d": lambda one: one[0, 0],
-    "empty": lambda one: one[:0],
-}
-
-
-@each_value(layout=LAYOUTS)
-def test_layouts_of_memory(layout: Callable[[Tensor], Tensor]) -> None:
-    pair = twins(adamw(0.1), lambda seed: [layout(noise(seed, 6, 4))])
-    for step in range(3):
-        pair.step([layout(noise(step + 1, 6, 4))])
-
-
 @each_value(
     optimizer={
         "nesterov": sgd(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),

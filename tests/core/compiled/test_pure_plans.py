@@ -18,10 +18,8 @@ from functional_optim import (
     schedule_free_adamw,
     sgd,
 )
-from functional_optim.plan import StepPlan, tree_steps
-from tests.choices import case
+from functional_optim.plan import tree_steps
 from tests.composition.trees import grads_at, params_of
-from tests.steady import noted_calls
 from tests.tensors import assert_same, normal
 
 CHAINS: dict[str, Callable[[], Optimizer]] = {
@@ -71,34 +69,6 @@ def test_a_tangent_goes_through_a_step_that_was_planned() -> None:
             found.append([forward_ad.unpack_dual(one).tangent for one in made.values()])
     assert None not in found[0]
     assert_same(*found)
-
-
-def test_populations_are_stepped_as_ever() -> None:
-    optimizer = adamw(0.1).using(executor="auto")
-    state = optimizer.init(normal(40))
-    for k in range(3):
-        optimizer.update(normal(40), normal(40, seed=k), state)
-    many = torch.stack([normal(40), normal(40, seed=1)])
-    made = torch.func.vmap(lambda one: optimizer.update(one, one, state)[0])(many)
-    reference = optimizer.using(executor="reference")
-    for one, given in zip(made, many, strict=True):
-        assert_same(one, reference.update(given, given, state)[0])
-
-
-def test_a_tree_that_no_kernel_steps_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = noted_calls(monkeypatch, ((StepPlan, "__init__"),))
-    optimizer = adamw(0.1).using(executor="auto")
-    gaps = {"a": normal(40, 2)[:, 0], "b": normal(5)}  # a column is not contiguous
-    params, state = gaps, optimizer.init(gaps)
-    for k in range(5):
-        expected = adamw(0.1).using(executor="reference").update(params, gaps, state)
-        params, state = optimizer.update(params, gaps, state)
-        with case(step=k):
-            assert_same([params, state], list(expected))
-    assert len(looked) == 1
-    dense = {"a": normal(40), "b": normal(5)}
-    optimizer.update(dense, dense, optimizer.init(dense))
-    assert len(looked) == 2
 
 
 def test_a_derivative_is_not_lost() -> None:

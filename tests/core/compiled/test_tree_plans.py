@@ -18,9 +18,7 @@ from functional_optim import (
     rmsprop,
     sgd,
 )
-from functional_optim.kernels import chunks
-from functional_optim.kernels.foreach import ForeachKernel
-from functional_optim.plan import StepPlan, engine, tree_steps
+from functional_optim.plan import tree_steps
 from tests.choices import case, each
 from tests.composition import test_planned_steps as composed
 from tests.composition.test_planned_steps import (  # noqa: F401  the same laws, with loops
@@ -39,8 +37,8 @@ from tests.composition.test_tree_plans import (  # noqa: F401  the same laws, wi
     test_layouts_may_change_at_any_step,
 )
 from tests.laws.support import TABLE
-from tests.steady import calls_of, noted_calls
-from tests.tensors import assert_same, normal, watched
+from tests.steady import calls_of
+from tests.tensors import assert_same, normal
 
 CHAINS: dict[str, Optimizer] = {
     "sgd": sgd(0.1, momentum=0.9),
@@ -55,12 +53,6 @@ CHAINS: dict[str, Optimizer] = {
 def _every_step_is_worth_a_kernel(with_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     monkeypatch.setattr(tree_steps, "_PLANS", [])
-
-
-@pytest.fixture
-def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the unplanned steps."""
-    return noted_calls(monkeypatch, ((engine, "prepare"),))
 
 
 def tree() -> dict[str, Any]:
@@ -85,18 +77,6 @@ def test_planned_steps_are_those_of_the_reference(
     seen: list[str],  # noqa: F811  the fixture
 ) -> None:
     composed.test_planned_steps_are_those_of_the_reference(name, front_end, "auto", seen)
-
-
-@each(name=CHAINS)
-def test_a_plan_is_made_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first step in place is planned, and all later steps use its plan."""
-    called = noted_calls(monkeypatch, ((StepPlan, "__init__"), (engine, "prepare")))
-    tree_steps._PLANS.clear()
-    params = tree()
-    state = CHAINS[name].init(params)
-    for k in range(10):
-        CHAINS[name].update_(params, grads(k), state, lr=0.1 / (k + 1))
-    assert called == ["__init__"]
 
 
 def no_leaf(params: Any, state: Any) -> None:
@@ -169,17 +149,6 @@ def test_an_option_that_asks_for_other_state_is_refused_as_ever() -> None:
         assert_same([params, state], before)
 
 
-@each(name=["sgd", "adamw", "clipped"], without=["", "b"])
-def test_a_planned_step_of_three_tensors_makes_few_calls(name: str, without: str) -> None:
-    optimizer, params = CHAINS[name], tree()
-    state = optimizer.init(params)
-    for k in range(4):
-        optimizer.update_(params, grads(k, without), state)
-    given = params, grads(4, without), state
-    for step, most in ((optimizer.update_, 40), (optimizer.update, 50)):
-        assert calls_of(partial(step, *given)) <= (most if name != "clipped" else most + 12)
-
-
 @each(name=CHAINS)
 def test_a_planned_step_makes_as_many_calls_for_many_tensors_as_for_few(name: str) -> None:
     optimizer, counted = CHAINS[name], []
@@ -192,92 +161,6 @@ def test_a_planned_step_makes_as_many_calls_for_many_tensors_as_for_few(name: st
         both = optimizer.update_, optimizer.update
         counted += [calls_of(partial(step, params, given, state)) for step in both]
     assert counted[:2] == counted[2:]
-
-
-POINTWISE = [
-    name
-    for name, one in TABLE.items()
-    if one.one_chain and all(stage.kind == "pointwise" for stage in one.factory().stages)
-]
-
-
-@pytest.mark.parametrize("name", POINTWISE)
-def test_every_pointwise_chain_is_planned_bit_for_bit(name: str) -> None:
-    """One tree holds several dtypes, layouts and sizes, and steps in place and purely."""
-    optimizer = TABLE[name].factory()
-    reference = optimizer.using(executor="reference")
-
-    def mixed(seed: int) -> list[torch.Tensor]:
-        return [
-            normal(7, 5, seed=seed).t(),
-            normal(seed=seed + 1),
-            normal(0, seed=seed + 2),
-            normal(33, seed=seed + 3).to(torch.bfloat16),
-        ]
-
-    params, want = mixed(0), mixed(0)
-    state, after = optimizer.init(params), reference.init(want)
-    for step in range(5):
-        given = mixed(10 * step + 10)
-        with torch.no_grad():
-            made = optimizer.update(params, given, state)
-            optimizer.update_(params, given, state)
-            want, after = reference.update(want, given, after)
-        with case(step=step):
-            assert_same([params, state], [want, after])
-            assert_same(list(made), [want, after])
-
-
-@each(name=CHAINS)
-def test_lists_are_planned_where_a_kernel_takes_no_pointers(
-    name: str, monkeypatch: pytest.MonkeyPatch, one_by_one: list[str]
-) -> None:
-    """CUDA steps lists of tensors; this test calls the same functions of torch on the CPU."""
-    monkeypatch.setattr(ForeachKernel, "is_for", lambda self, like: True)
-    optimizer = CHAINS[name].using(executor="blocked")
-    reference = optimizer.using(executor="reference")
-    tree_steps._PLANS.clear()
-    arrays: list[Any] = []
-    params, want = watched(tree(), arrays), tree()
-    state, after = optimizer.init(params), reference.init(want)
-    for k in range(4):
-        optimizer.update_(params, grads(k), state)
-        want, after = reference.update(want, grads(k), after)
-        one_by_one.clear()
-    assert_same([params, state], [want, after])
-    optimizer.update_(params, grads(4), state)
-    assert one_by_one == []
-    del params
-    assert [one() for one in arrays] == [None] * len(arrays)
-
-
-@each(name=CHAINS, most=[1, 12, 1 << 16])
-def test_leaves_without_a_loop_are_planned(
-    name: str, most: int, monkeypatch: pytest.MonkeyPatch, one_by_one: list[str]
-) -> None:
-    """Plans also cover leaves that no compiled loop steps: 16-bit, small, or large ones."""
-    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1 << 40)
-    monkeypatch.setattr(chunks, "LARGE", most)
-    optimizer = CHAINS[name]
-    reference = optimizer.using(executor="reference")
-    for dtype in (torch.bfloat16, torch.float32):
-        tree_steps._PLANS.clear()
-
-        def cast(given: Any, dtype: torch.dtype = dtype) -> Any:
-            return optree.tree_map(lambda one: one.to(dtype), given)
-
-        params, want = cast(tree()), cast(tree())
-        state, after = optimizer.init(params), reference.init(want)
-        for k in range(5):
-            made = optimizer.update(params, cast(grads(k)), state)
-            optimizer.update_(params, cast(grads(k)), state)
-            want, after = reference.update(want, cast(grads(k)), after)
-            with case(step=k, dtype=dtype):
-                assert_same([params, state], [want, after])
-                assert_same(list(made), [want, after])
-            if k == 2:
-                one_by_one.clear()
-        assert one_by_one == []
 
 
 def test_trees_that_share_memory_are_not_stepped_by_the_plan_of_others() -> None:

@@ -20,6 +20,7 @@ from functional_optim import (  # noqa: E402  after the filter
     register_functional_optim,
     sgd,
 )
+from tests.choices import pairs  # noqa: E402  after the filter
 from tests.front_ends.ranks.strict import warnings_are_errors  # noqa: E402  after the filter
 
 STEPS = 6
@@ -92,9 +93,7 @@ def job() -> str:
         register_functional_optim(torch.optim.SGD, sgd, replace=True, in_torch=True)
         register_functional_optim(QHM, qhm, in_torch=True)
         assert QHM in functional_optim_map
-        for case in CASES:
-            for views in (True, False):
-                for static in (True, False):
-                    for subset in (True, False):
-                        parity(case, dist.get_rank(), views=views, static=static, subset=subset)
+        both = [True, False]
+        for options in pairs(case=CASES, views=both, static=both, subset=both):
+            parity(rank=dist.get_rank(), **options)
     return "parity"
