@@ -28,6 +28,77 @@ from .reports import raced, report
 # ------------------------------------------------------------------------------------ the network
 
 
+NETEM = ("tc", "qdisc", "add", "dev", INTERFACE, "root", "handle", "1:", "netem")
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[str, ...]]]:
+    """Record the process of each namespace and its commands, instead of making namespaces."""
+    made: list[tuple[int, tuple[str, ...]]] = []
+    monkeypatch.setattr(slow_link.sys, "platform", "linux")
+    monkeypatch.setattr(slow_link.shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(slow_link.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(slow_link, "HOLD", ("sh", "-c", "echo; exec cat"))
+    monkeypatch.setattr(
+        slow_link._Namespace, "run", lambda own, *command: made.append((own.process, command))
+    )
+    return made
+
+
+def is_running(process: int) -> bool:
+    return Path(f"/proc/{process}").exists()
+
+
+def require_running(network: Network, hub: int, ranks: list[int]) -> None:
+    """Check that each rank enters its own namespace, whose holder runs; then raise KeyError."""
+    assert (network.link, network.no_delay) == (Link(20, 30), "")
+    assert network.within == [["nsenter", f"--net=/proc/{rank}/ns/net"] for rank in ranks]
+    assert all(map(is_running, (hub, *ranks)))
+    raise KeyError("on purpose")
+
+
+def test_each_rank_has_a_slow_link_until_the_block_ends(
+    commands: list[tuple[int, tuple[str, ...]]],
+) -> None:
+    """Both directions are slow, and an error in the block ends the holders of all namespaces."""
+
+    def holders() -> list[int]:
+        return list(dict.fromkeys(process for process, _ in commands))
+
+    with pytest.raises(KeyError), slow_network(2, Link(20, 30)) as network:
+        require_running(network, holders()[0], holders()[1:])
+    hub, *ranks = holders()
+    assert len(ranks) == 2
+    assert not any(map(is_running, (hub, *ranks)))
+    rate = ("tbf", "rate", "20mbit", "burst", "64kb", "latency", "100ms")
+    for number, rank in enumerate(ranks):
+        own = [command for process, command in commands if process == rank]
+        port = f"port{number}"
+        with case(rank=number):
+            assert ("ip", "addr", "add", f"10.0.0.{number + 1}/16", "dev", INTERFACE) in own
+            assert own[-2:] == [
+                (*NETEM, "delay", "30ms", "limit", "10000"),
+                ("tc", "qdisc", "add", "dev", INTERFACE, "parent", "1:1", *rate),
+            ]
+            assert (hub, ("tc", "qdisc", "add", "dev", port, "root", *rate)) in commands
+
+
+def test_a_kernel_that_cannot_delay_limits_the_rate_alone(
+    commands: list[tuple[int, tuple[str, ...]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = slow_link._Namespace.run
+
+    def run(own: slow_link._Namespace, *command: str) -> None:
+        record(own, *command)
+        if command[: len(NETEM)] == NETEM:
+            raise NoLinkError("no netem")
+
+    monkeypatch.setattr(slow_link._Namespace, "run", run)
+    with slow_network(1, Link(20, 30)) as network:
+        assert (network.link, network.no_delay) == (Link(20, 0), "no netem")
+    assert commands[-1][1][:6] == ("tc", "qdisc", "add", "dev", INTERFACE, "root")
+
+
 def look_and_fail(network: Network, seen: list[tuple[Network, str]]) -> None:
     command = [*network.within[1], "ip", "-brief", "addr"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -35,14 +106,27 @@ def look_and_fail(network: Network, seen: list[tuple[Network, str]]) -> None:
     raise KeyError("on purpose")
 
 
+def is_possible() -> bool:
+    """Return True if this machine can make what a slow network consists of."""
+    script = (
+        "ip link add bridge0 type bridge && ip link add port0 type veth peer name slow0 && "
+        "tc qdisc add dev port0 root tbf rate 1mbit burst 64kb latency 100ms"
+    )
+    command = ["unshare", "--net", "sh", "-c", script]
+    missing = bool(slow_link._why_not())
+    return not missing and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def test_a_network_goes_with_whoever_made_it() -> None:
     """An error in the block removes the namespaces of the network.
 
-    If this machine cannot make a network, nothing is checked here. The next test checks the reason.
+    A machine that refuses one of its parts refuses the network.
     """
     seen: list[tuple[Network, str]] = []
-    with pytest.raises((KeyError, NoLinkError)), slow_network(2, Link(megabits=20)) as network:
+    expected = KeyError if is_possible() else NoLinkError
+    with pytest.raises(expected), slow_network(2, Link(megabits=20)) as network:
         look_and_fail(network, seen)
+    assert len(seen) == (expected is KeyError)
     for network, shown in seen:
         assert INTERFACE in shown and "10.0.0.2/16" in shown and "port" not in shown
         assert network.link.megabits == 20
@@ -116,7 +200,11 @@ def test_the_section_from_end_to_end(
     assert found.failed == {} and found.skipped == {}
     assert [one.way for one in found.averaging_sent] == list(who.WAYS)
     assert [one.way for one in found.averaging_races] == list(who.RACERS)
-    assert all(one.no_delay == "no netem" for one in found.averaging_races)
+    for one in found.averaging_races:
+        with case(way=one.way):
+            assert (one.no_delay, one.found_megabits) == ("no netem", 98.0)
+            assert (one.steps, one.samples, one.curve) == (3, 96, [[0.0, 4.5], [0.1, 4.0]])
+    assert all(one.sent_bytes == [7] * who.RANKS for one in found.averaging_sent)
     assert (tmp_path / "bench-averaging.png").exists()
 
 

@@ -23,7 +23,6 @@ from functional_optim import (
 )
 
 from ..steady import every_call_of
-from .plain.test_bound_leaves import calls_of
 from .support import noise
 
 CHAINS: dict[str, tuple[Callable[[], Optimizer], int]] = {
@@ -51,6 +50,17 @@ CHAINS: dict[str, tuple[Callable[[], Optimizer], int]] = {
 
 A_LEAF = {"muon": 50, "parts": 50}
 """Extra calls for 50 more leaves: these chains call one function for each leaf."""
+
+
+def calls_of(make: Callable[[], Optimizer], count: int) -> int:
+    """Return the number of Python calls in a warm step of ``count`` matrices."""
+    params = [Parameter(noise(k, 10, 10)) for k in range(count)]
+    for k, param in enumerate(params):
+        param.grad = noise(1000 + k, 10, 10)
+    optimizer = TorchOptimizer(params, make())
+    for _ in range(6):
+        optimizer.step()
+    return every_call_of(optimizer.step)
 
 
 @pytest.mark.parametrize("name", CHAINS)

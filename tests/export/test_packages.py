@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.export import export_step
+from functional_optim.export import ExportedStep, export_step
 from functional_optim.export import step as exporting
 from tests.choices import case
 
@@ -53,6 +53,35 @@ additions, and computes ``start + weight * (end - start)`` for a lerp."""
 FEEDS = [{"lr": 0.1 / (1 + made)} for made in range(STEPS)]
 
 
+def exported_to(folder: Path, told: Told) -> ExportedStep:
+    """Export in one thread. A compiled package counts each step once in any number of threads."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        return export_step(told.optimizer, told.params(64), folder / "step.pt2", **told.options)
+    finally:
+        torch.set_num_threads(before)
+
+
+def require_counted_once(made: ExportedStep, told: Told) -> None:
+    """Check that steps are counted once in many threads, though one thread compiled the package.
+
+    With one thread, Inductor leaves out the code by which only one thread counts a step. Threads
+    on a busy machine wait for each other, so each thread would see the counts of other threads.
+    """
+    params, before = told.params(told.length), torch.get_num_threads()
+    run = torch._inductor.aoti_load_package(str(made.path))
+    given = made.arguments(params, grads_of(params, 0), told.optimizer.init(params))
+    try:
+        torch.set_num_threads(16)
+        with torch.no_grad():
+            for _ in range(50):
+                run(*given)
+    finally:
+        torch.set_num_threads(before)
+    assert [int(step) for step in given[3]] == [50]
+
+
 @pytest.mark.timeout(1200)  # compilation is slow on busy machines
 def test_another_process_gets_the_same_numbers(tmp_path: Path) -> None:
     """Both kinds of package give the same result, and contain the manifest of the file beside."""
@@ -60,7 +89,7 @@ def test_another_process_gets_the_same_numbers(tmp_path: Path) -> None:
     for name, told in PROGRAMS.items():
         folder = tmp_path / name
         folder.mkdir()
-        made = export_step(told.optimizer, told.params(64), folder / "step.pt2", **told.options)
+        made = exported_to(folder, told)
         assert {file.name for file in folder.iterdir()} == {"step.pt2", "step.pt2.json"}
         assert json.loads((folder / "step.pt2.json").read_text("utf-8")) == made.manifest
         params = told.params(told.length)
@@ -76,6 +105,8 @@ def test_another_process_gets_the_same_numbers(tmp_path: Path) -> None:
             ulps = ULPS if "package" in told.options else 0.0
             assert_same([found["params"], found["states"]], [wanted[0], wanted[2]], ulps)
             assert [int(step) for step in found["steps"]] == [STEPS] * len(wanted[3])
+            if name == "flat, compiled":
+                require_counted_once(made, told)
 
 
 def test_the_layout_counts_where_it_is_compiled(
@@ -141,27 +172,3 @@ def test_numbers_without_end_are_text_in_json(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "step.pt2.json").read_text())["hyper"]["max_norm"] == "inf"
     state, grads = optimizer.init(params), grads_of(params, 0)
     assert exported.arguments(params, grads, state)[-1][1] == float("inf")
-
-
-@pytest.mark.timeout(1200)  # compilation is slow on busy machines
-def test_a_step_counts_once_in_any_number_of_threads(tmp_path: Path) -> None:
-    """A compiled step counts once in many threads, even if a process with one thread compiled it.
-
-    With one thread, Inductor leaves out the code by which only one thread counts a step. Threads
-    on a busy machine wait for each other, so each thread would see the counts of other threads.
-    """
-    told = PROGRAMS["flat, compiled"]
-    params = told.params(told.length)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        made = export_step(told.optimizer, params, tmp_path / "step.pt2", **told.options)
-        run = torch._inductor.aoti_load_package(str(made.path))
-        given = made.arguments(params, grads_of(params, 0), told.optimizer.init(params))
-        torch.set_num_threads(16)
-        with torch.no_grad():
-            for _ in range(50):
-                run(*given)
-    finally:
-        torch.set_num_threads(before)
-    assert [int(step) for step in given[3]] == [50]

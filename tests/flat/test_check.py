@@ -1,10 +1,6 @@
 """``check`` detects every way out of a buffer, and runs no Python for each parameter."""
 
-import gc
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -132,70 +128,3 @@ def test_autograd_is_told_by_who_writes_and_not_by_who_looks() -> None:
     with pytest.raises(RuntimeError, match="'a' has left"):
         layout.check()
     assert params[0]._version == version
-
-
-@contextmanager
-def counted_opcodes() -> Iterator[list[int]]:
-    """Count the bytecode instructions that run in this context, except those of finalizers."""
-    count = [0]
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        frame.f_trace_opcodes = True
-        count[0] += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    collects = gc.isenabled()
-    gc.disable()
-    sys.settrace(trace)
-    try:
-        yield count
-    finally:
-        sys.settrace(before)
-        if collects:
-            gc.enable()
-
-
-def opcodes(run: Callable[[], object]) -> int:
-    run()  # the first run creates what later runs reuse
-    with counted_opcodes() as count:
-        run()
-    return count[0]
-
-
-def of_size(count: int) -> tuple[FlatLayout, list[Tensor]]:
-    shapes = [(2, 3), (3,), (), (0,), (2, 2, 1)]
-    params: list[Tensor] = [Parameter(torch.ones(shapes[i % 5])) for i in range(count)]
-    params += [torch.ones(2, dtype=torch.complex64) for _ in range(count)]
-    return FlatLayout(params, [str(i) for i in range(len(params))]), params
-
-
-def test_the_counter_counts() -> None:
-    few, many = (opcodes(lambda n=n: [abs(i) for i in range(n)]) for n in (5, 50))
-    assert 0 < few < many
-
-
-def calls(layout: FlatLayout, params: list[Tensor]) -> dict[str, Callable[[], object]]:
-    """Return the calls that a step makes to a layout, by name."""
-    grads = [torch.ones_like(param) for param in params]
-    for param in params:
-        param.requires_grad_()
-    layout.attach_gradients()
-    attached = [param.grad for param in params]
-    return {
-        "check": layout.check,
-        "mark": layout.mark_changed,
-        "zero": layout.zero_gradients,
-        "in_place": lambda: layout.gradients_in_place(attached),
-        "elsewhere": lambda: layout.gradients_in_place(grads),
-        "gather": lambda: layout.gather(grads),
-    }
-
-
-def test_the_number_of_parameters_costs_no_python() -> None:
-    few, many = calls(*of_size(10)), calls(*of_size(150))
-    for what in few:
-        with case(what=what):
-            assert 0 < opcodes(few[what]) == opcodes(many[what])
-            with torch.device("cpu"):
-                assert 0 < opcodes(few[what]) == opcodes(many[what])

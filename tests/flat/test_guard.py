@@ -23,9 +23,6 @@ def torchs_guards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(guard, "TensorGuards", GUARDS[request.param])
 
 
-only_torchs = pytest.mark.parametrize("torchs_guards", ["torch's"], indirect=True)
-
-
 def made() -> list[Tensor]:
     return [
         torch.zeros(3, 3),
@@ -33,12 +30,6 @@ def made() -> list[Tensor]:
         torch.zeros(0),
         torch.ones(()),
     ]
-
-
-@only_torchs
-def test_torch_has_guards() -> None:
-    """Without torch's guards, this file would compare the slow way with itself."""
-    assert LayoutGuard([torch.zeros(1)])._guards is not None
 
 
 def test_conjugates_and_negatives_are_seen() -> None:
@@ -62,22 +53,6 @@ def test_who_requires_grad_and_of_what_class_does_not_matter() -> None:
             param.requires_grad_(not param.requires_grad)
     with torch.no_grad(), torch.device("meta"):
         assert there.hold(params)
-
-
-@only_torchs
-def test_guards_learn_from_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the slow way accepts tensors once, later checks of the same tensors do not use it."""
-    there = MemoryGuard(made())
-    params = [Parameter(one) for one in made()]
-    assert there.alike(params)
-
-    def slow(tensors: Any) -> Any:
-        raise AssertionError(f"{len(tensors)} tensors were looked at in the slow way")
-
-    monkeypatch.setattr(guard, "_traits", slow)
-    assert there.alike(params)
-    with pytest.raises(AssertionError, match="4 tensors"):
-        there.alike(made())
 
 
 def test_memory_that_a_buffer_leaves_stays_with_its_parameters() -> None:

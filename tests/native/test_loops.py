@@ -241,36 +241,6 @@ def test_what_may_not_be_stepped_by_pointers_is_not_located() -> None:
             assert loops().locate(layout, [ours[0], one, ours[2]]) is not None
 
 
-def test_wrong_arguments_are_errors() -> None:
-    there = loops().remember([])
-    calls: list[Callable[[], Any]] = [
-        lambda: loops().remember(()),  # type: ignore[arg-type]
-        lambda: loops().remember([], ""),  # type: ignore[arg-type]
-        lambda: loops().hold(there, (), True),  # type: ignore[arg-type]
-        lambda: loops().bump(()),  # type: ignore[arg-type]
-        lambda: loops().bump([1]),
-        lambda: loops().hold(there),  # type: ignore[call-arg]
-        lambda: loops().lay_out([], [], ()),  # type: ignore[arg-type]
-        lambda: loops().lay_out([torch.zeros(1)], [True], []),
-        lambda: loops().lay_out([torch.zeros(1)], [True], [""]),  # type: ignore[list-item]
-        lambda: loops().locate(there, ()),  # type: ignore[arg-type]
-        lambda: loops().locate(there),  # type: ignore[call-arg]
-        lambda: loops().bump([], ()),  # type: ignore[arg-type]
-        lambda: loops().common([]),
-        lambda: loops().advance_each(()),  # type: ignore[arg-type]
-        lambda: loops().entries([], []),  # type: ignore[arg-type]
-        lambda: loops().entries({}, ()),  # type: ignore[arg-type]
-        lambda: loops().mask(()),  # type: ignore[arg-type]
-    ]
-    for call in calls:
-        with pytest.raises(TypeError):
-            call()
-    with pytest.raises(ValueError, match="PyCapsule"):
-        loops().hold("places", [], True)
-    with pytest.raises(ValueError, match="PyCapsule"):
-        loops().locate("layout", [])
-
-
 def test_every_slot_of_the_table_is_filled_once() -> None:
     ours = [torch.zeros(2), torch.zeros(2)]
     for slots in ([0, 0], [1, 2], [-1, 1], [0, 2]):

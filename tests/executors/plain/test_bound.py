@@ -310,25 +310,3 @@ def test_the_state_is_one_that_update_takes_and_saves() -> None:
     want = optimizer.update(copied(made.params), full(2), copied(made.state))
     made.step(full(2))
     assert_same((made.params, made.state), want)
-
-
-def test_what_was_planned_is_planned_once(planned: list[Any]) -> None:
-    """A new learning rate needs no new plan; different step counts need one."""
-    for executor in ("blocked", "auto"):
-        made = VARIANTS["adamw"].using(executor=executor).bind([noise(k, 5) for k in range(3)])
-        planned.clear()
-        for step in range(4):
-            made.step(made.gradients, lr=0.1 / (step + 1))
-        made.set_hyper(lr=0.5)
-        for missing in range(4):
-            grads = [noise(k, 5) for k in range(3)]
-            made.step([None if missing % 2 else grads[0], *grads[1:]])
-        counts = [int(leaf.step) for leaf in made.state.leaves]
-        with case(executor=executor):
-            assert counts == [6, 8, 8]
-            # The buffer, all leaves, some leaves, and all leaves with different step counts.
-            assert len(planned) == 4
-            made.state.leaves[1].step.add_(3)
-            made.step(made.gradients)
-            assert len(planned) == 5
-            assert [int(leaf.step) for leaf in made.state.leaves] == [7, 12, 9]

@@ -22,7 +22,7 @@ from functional_optim import (
     sgd,
     stored,
 )
-from functional_optim.kernels import KernelExecutor, pieces
+from functional_optim.kernels import pieces
 
 from ...choices import case, pairs
 from ..rules import Hyper, OneState, optimizer_of
@@ -240,27 +240,3 @@ def test_memory_behind_gradients_that_lie_end_to_end_is_not_written_to(executors
             for _ in range(2):
                 twins.step(list(bucket[: sum(sizes)].split(sizes)))
                 assert torch.equal(bucket, before)
-
-
-def test_leaves_of_a_chain_that_works_in_blocks_are_stepped_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[int] = []
-    bind_chunk = KernelExecutor.bind_chunk
-
-    def noted(self: KernelExecutor, stages: Any, chunk: Any, totals: Any) -> Any:
-        seen.append(chunk.param.numel())
-        return bind_chunk(self, stages, chunk, totals)
-
-    monkeypatch.setattr(KernelExecutor, "bind_chunk", noted)
-    given = params()
-    joined = {"adamw": [300, 260, 256, 1000], "own": [300, 260, 256, 1, 1000]}
-    for name, chunks in joined.items():
-        optimizer = OPTIMIZERS[name].using(executor="blocked")
-        found = params()
-        optimizer.update_(found, grads(0), optimizer.init(found))
-        assert seen == chunks
-        seen.clear()
-        reference = optimizer.using(executor="reference")
-        want, _ = reference.update(given, grads(0), OPTIMIZERS[name].init(given))
-        assert_same(found, want)

@@ -25,7 +25,6 @@ from functional_optim.kernels import leaf_binder, stacks
 from functional_optim.kernels.cache import Cache
 
 from ...choices import case
-from ...steady import every_call_of
 from ..support import assert_same, noise
 
 SHAPES = ((4, 6), (4, 6), (40, 30), (40, 30), (40, 30), (7,), (), (0, 3), (3, 2, 2))
@@ -83,23 +82,6 @@ def test_bits_are_the_references(name: str, dtype: torch.dtype) -> None:
         for key in kept:
             if isinstance(kept[key], Tensor):
                 assert_same(kept[key], want[key])
-
-
-def calls_of(make: Callable[[], Optimizer], count: int) -> int:
-    """Return the number of Python calls in a warm step of ``count`` matrices."""
-    params = [Parameter(noise(k, 10, 10)) for k in range(count)]
-    for k, param in enumerate(params):
-        param.grad = noise(1000 + k, 10, 10)
-    optimizer = TorchOptimizer(params, make())
-    for _ in range(6):
-        optimizer.step()
-    return every_call_of(optimizer.step)
-
-
-@pytest.mark.parametrize("name", ["lamb", "muon"])
-def test_a_warm_step_calls_one_function_for_a_leaf(name: str) -> None:
-    make, _ = CHAINS[name]
-    assert calls_of(make, 60) - calls_of(make, 10) <= 50
 
 
 def test_a_step_that_is_broken_off_counts_what_was_stepped(

@@ -220,12 +220,3 @@ def test_a_step_that_is_broken_off_between_chunks_is_whole_for_those_before(
             twins.optimizer.update_(twins.plain, [first, None, None], twins.state)
             twins.require_same()
             twins.step(drawn(5))
-
-
-def test_hyper_parameters_that_are_set_hold_from_the_next_step_on() -> None:
-    bound = sgd(0.5).using(executor="blocked").bind([torch.zeros(2)])
-    bound.gradients[0].fill_(1.0)
-    for lr, want in ((0.5, -0.5), (0.5, -1.0), (0.25, -1.25), (0.25, -1.5), (0.5, -2.0)):
-        bound.set_hyper(lr=lr)
-        bound.step(bound.gradients)
-        assert bound.params[0].tolist() == [want, want]

@@ -1,15 +1,12 @@
 """Keys of chunks, which are computed once and stay valid for later steps."""
 
-import operator
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pytest
 import torch
 
-from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, sgd, weight_decay
+from functional_optim import sgd
 from functional_optim.core.leaf import Leaf
-from functional_optim.kernels import cache_key
 from functional_optim.kernels.cache_key import reader
 from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.kernels.signature import VARIES, Container, signature
@@ -58,23 +55,6 @@ def test_numbers_are_read_in_the_order_of_the_signature() -> None:
     assert reader((Many,), (STATIC,))((MANY,)) == numbers == [0.5, 0.1, 0.2, 0.3, 0.4]
 
 
-def test_a_memo_outlives_parameter_and_gradient() -> None:
-    """A key is reused for new parameters and gradients, but follows new states and dtypes."""
-    stages = sgd(momentum=0.9).stages[-1:]
-    coefficients = sgd(momentum=0.9).links[-1].hyper
-    state = (torch.zeros(1),)
-    chunk = Leaf(torch.ones(1), torch.ones(1), (state,), (coefficients,), "", entries={})
-    first, *_ = cache_key.key_of(stages, chunk)
-    other = chunk._replace(param=torch.zeros(1), grad=torch.zeros(1))
-    again, _, tensors = cache_key.key_of(stages, other)
-    assert again is first
-    assert all(map(operator.is_, tensors, (other.param, other.grad, state[0])))
-    moved = chunk._replace(states=((torch.ones(1),),))
-    assert cache_key.key_of(stages, moved)[2][2] is moved.states[0][0]
-    wide = chunk._replace(grad=torch.ones(1, dtype=torch.float64))
-    assert cache_key.key_of(stages, wide)[0].dtypes[1] == torch.float64
-
-
 OTHERS = [
     MANY._replace(flag=False),
     MANY._replace(flag=1),  # equal to True, but a different choice
@@ -121,30 +101,6 @@ def test_every_chain_is_a_program_and_read_as_its_signature_says() -> None:
             if name in KEEPING_NUMBERS:
                 whole = whole or "its state has another shape"
             assert bound.explain().endswith(f"one by one: {whole}" if whole else ": blocked")
-
-
-CHAINS: dict[str, Optimizer] = {
-    "lion": lion(0.1),
-    "chain": chain(clip_by_value(0.5), weight_decay(0.1), qhm(0.1)),
-    "adamw": adamw(0.1),
-}
-
-
-def test_a_bound_chunk_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[Any] = []
-
-    def noted(stages: Any, leaf: Leaf, **options: Any) -> Any:
-        looked.append(leaf)
-        return signature(stages, leaf, **options)
-
-    monkeypatch.setattr(cache_key, "signature", noted)
-    for name, optimizer in CHAINS.items():
-        looked.clear()
-        twins = Twins(optimizer, lambda: {"w": noise(0, 60)}, "blocked")
-        with case(name=name):
-            for step in range(5):
-                twins.bound.step({"w": noise(step, 60)})
-            assert len(looked) == 1
 
 
 def test_an_option_that_changes_is_seen() -> None:

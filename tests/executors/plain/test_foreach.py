@@ -6,25 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import (
-    Link,
-    adamw,
-    chain,
-    clip_by_global_norm,
-    lion,
-    outer_nesterov,
-    rmsprop,
-    rprop,
-    sgd,
-    swa,
-    tail_ema,
-)
-from functional_optim.kernels.cache_key import key_of
+from functional_optim import adamw
 from functional_optim.kernels.chunks import tensors_of, with_tensors
 from functional_optim.kernels.foreach import ForeachKernel
-from functional_optim.kernels.list_program import list_program
 from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.kernels.trace import trace
 from functional_optim.testing.compare import require_same
 from tests.choices import case
 from tests.laws.support import TABLE
@@ -104,43 +89,6 @@ def test_it_is_the_reference(name: str) -> None:
         for step, device in itertools.product((1.0, 7.0), DEVICES):
             with case(dtype=dtype, step=step, device=device):
                 assert require_reference(optimizer, dtype, step, device) == ""
-
-
-def program_of(optimizer: Any, device: str = "cpu") -> Any:
-    leaf = leaves_of(optimizer, torch.float32, 3.0, device)[1]
-    key, numbers, tensors = key_of(optimizer.stages, leaf)
-    traced = trace(optimizer.stages, key.classes, key.shape)
-    totals = [torch.ones((), dtype=torch.float64)] * traced.totals
-    return list_program(traced, tensors, traced.compute_scalars(numbers, totals))
-
-
-def test_what_torch_has_for_lists_is_one_call() -> None:
-    optimizers = (
-        adamw(lr=0.1),
-        sgd(lr=0.1, momentum=0.9, weight_decay=0.1),
-        lion(lr=0.1, weight_decay=0.1),
-        rmsprop(lr=0.1, momentum=0.9, centered=True),
-        chain(clip_by_global_norm(1.0), adamw(lr=0.1)),
-    )
-    for optimizer, device in itertools.product(optimizers, DEVICES):
-        program = program_of(optimizer, device)
-        with case(optimizer=optimizer, device=device, text=program.step.text):
-            assert program.one_by_one == ()
-            assert " for " not in program.step.text
-            assert "copy_(" not in program.step.text
-
-
-def test_what_torch_has_not_is_made_leaf_by_leaf() -> None:
-    """Rprop fills by a mask, for which torch has no foreach function."""
-    assert "masked_fill" in program_of(rprop(lr=0.1)).one_by_one
-
-
-@pytest.mark.parametrize("link", [outer_nesterov(2), swa(2, 2), tail_ema(0.5, 2)])
-def test_a_selection_by_a_scalar_copies_lists(link: Link) -> None:
-    """``where`` with a mask that is True or False everywhere is one call for all leaves."""
-    program = program_of(chain(sgd(lr=0.1), link))
-    assert program.one_by_one == ()
-    assert " for " not in program.step.text
 
 
 def test_lists_are_stepped_in_slabs(monkeypatch: pytest.MonkeyPatch) -> None:

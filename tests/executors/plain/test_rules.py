@@ -5,17 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from functional_optim import NoState, Optimizer, sgd, stored
+from functional_optim import Optimizer, stored
 from functional_optim.kernels import blocked_kernel
-from functional_optim.plan import tree_steps
 
 from ...choices import case, pairs
-from ..rules import RULES, VARIANTS, Hyper, TwoState, optimizer_of, stateless, two_init
+from ..rules import RULES, VARIANTS, TwoState, optimizer_of, two_init
 from ..support import (
     LARGE,
-    Tree,
     assert_same,
     bits,
     bound_steps,
@@ -139,49 +136,6 @@ def test_blocks_may_be_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
             state = optimizer.init(params)
             got = optimizer.using(executor="blocked").update(params, grads, state)
             assert_same(got, optimizer.update(params, grads, state))
-
-
-def turned_rule(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    return torch.rsub(grad, param, alpha=c.lr), state  # rsub has no out=
-
-
-def test_what_is_read_once_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors are cut into blocks only for new memory, several passes, or an explicit size."""
-    sizes: list[int] = []
-    cut = blocked_kernel._cut
-
-    def counted(tensors: Any, stages: Any, size: int) -> Any:
-        sizes.append(size)
-        return cut(tensors, stages, size)
-
-    monkeypatch.setattr(blocked_kernel, "_cut", counted)
-    monkeypatch.setattr(blocked_kernel, "cache_bytes", lambda: 1)
-    count = (1 << 16) + 1
-    cases = {
-        "one operation": (sgd(0.1), []),
-        "several": (sgd(0.1, momentum=0.9), [1 << 16]),
-        "new memory": (stateless(turned_rule), [1 << 16]),
-        "asked for": (sgd(0.1), [50_000]),
-    }
-    for name, (optimizer, wanted) in cases.items():
-        with case(name=name):
-            sizes.clear()
-            monkeypatch.setattr(tree_steps, "_PLANS", [])  # a plan reads the size once
-            if name == "asked for":
-                monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", "50000")
-            params: Tree = {"w": noise(0, count)}
-            reference = optimizer.using(executor="reference")
-            want, _ = reference.update(params, params, optimizer.init(params))
-            stepping = optimizer.using(executor="blocked")
-            stepping.update_(params, {"w": noise(0, count)}, stepping.init(params))
-            assert sizes == wanted
-            assert_same(params, want)
-
-
-def test_blocks_are_large_where_a_launch_takes_as_long_as_a_small_one() -> None:
-    assert blocked_kernel.block_elements(5) <= 1 << 20
-    assert blocked_kernel.block_elements(5, 256, "cuda") == blocked_kernel.ON_DEVICES
-    assert blocked_kernel.block_elements(5, 7, "cuda") % 7 == 0
 
 
 def test_a_block_size_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

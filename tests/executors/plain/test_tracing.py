@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from functional_optim import Optimizer
-from functional_optim.kernels import blocked_kernel, cache, trace
+from functional_optim.kernels import blocked_kernel, cache
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import NotPointwiseError
 
@@ -74,23 +74,6 @@ def test_they_run_by_the_reference_and_say_why() -> None:
                     assert said.startswith("reference") and reason in said
                 bound = optimizer.using(executor="blocked").bind({"w": torch.ones(3)})
                 assert reason in bound.explain()
-
-
-def test_reasons_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    trace_with = trace.trace_with
-
-    def counted(*given: Any) -> Any:
-        calls.append(given)
-        return trace_with(*given)
-
-    def branches(p: Tensor, g: Tensor, s: OneState, c: Any) -> tuple[Tensor, OneState]:
-        return (p - c.lr * g if c.lr > 0.1 else p), OneState(s.kept * 2)
-
-    monkeypatch.setattr(trace, "trace_with", counted)
-    optimizer = optimizer_of(branches).using(executor="blocked")
-    steps_in_place(optimizer, tree(0), gradients, 5)
-    assert len(calls) == 1
 
 
 A, B = 1.00001, 1.00002

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import (
     NoState,
@@ -25,14 +24,13 @@ from functional_optim import (
     trace,
     weight_decay,
 )
-from functional_optim.kernels import cache, leaf_program, scratch
+from functional_optim.kernels import leaf_program, scratch
 from functional_optim.kernels.cache_key import key_of
-from functional_optim.plan import tree_steps
 from functional_optim.testing.compare import require_same
 
 from ...choices import case, pairs
 from ...tensors import assert_same, normal
-from ..support import chunk_of
+from ..support import chunk_of, new_tensors
 
 SHAPES = ((5, 8), (8, 5), (1, 7), (6, 6), (0, 3), (70, 33))
 CHAINS: dict[str, Any] = {
@@ -85,34 +83,16 @@ def test_the_bits_of_the_reference(by_reference: list[str]) -> None:
             assert by_reference == []
 
 
-class Calls(TorchDispatchMode):
-    """Recorder of the operations that allocate a tensor of more than one element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        is_new = isinstance(made, Tensor) and not func.is_view and not made.is_meta
-        if is_new and made.numel() > 1:
-            given = [one for one in (*args, *(kwargs or {}).values()) if isinstance(one, Tensor)]
-            if not any(one is made for one in given):
-                self.names.append(str(func))
-        return made
-
-
 def test_nothing_is_made_anew() -> None:
     """A second step of a matrix allocates no tensor and copies none."""
-    made = {}
+    made: dict[str, list[str]] = {}
     for executor in ("auto", "reference"):
         param, grad = torch.randn(6, 9), torch.randn(6, 9)
         optimizer = muon().using(executor=executor)
         state = optimizer.init(param)
         optimizer.update_(param, grad, state)
-        with Calls() as calls:
+        with new_tensors() as made[executor]:
             optimizer.update_(param, grad, state)
-        made[executor] = calls.names
     assert made["auto"] == []
     assert "aten.mm.default" in made["reference"]
 
@@ -254,16 +234,6 @@ def test_views_do_not_keep_what_they_belong_to(monkeypatch: pytest.MonkeyPatch) 
     del first
     assert gone() is None
     assert list(scratch._SCRATCH.views) == [second]
-
-
-def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MAX_ENTRIES", 3)
-    monkeypatch.setattr(leaf_program, "_PROGRAMS", cache.Cache())
-    monkeypatch.setattr(tree_steps, "_PLANS", [])  # plans keep programs of earlier steps
-    optimizer = muon(0.1).using(executor="auto")
-    require_same("auto", steps(optimizer, torch.float32), steps(muon(0.1), torch.float32))
-    (programs,) = leaf_program._PROGRAMS.values()
-    assert 1 <= len(programs) <= 3
 
 
 def turns_itself(param: Tensor, grad: Tensor, state: Two, c: Hyper) -> Any:

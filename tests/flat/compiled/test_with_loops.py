@@ -5,7 +5,6 @@ import pytest
 from ..test_check import (
     test_autograd_is_told_by_who_writes_and_not_by_who_looks,
     test_the_first_that_left_is_named,
-    test_the_number_of_parameters_costs_no_python,
 )
 from ..test_gradients import (
     test_gather_brings_every_gradient_to_its_place,
@@ -30,7 +29,6 @@ __all__ = [
     "test_gradients_that_are_not_in_place",
     "test_memory_that_a_buffer_leaves_stays_with_its_parameters",
     "test_the_first_that_left_is_named",
-    "test_the_number_of_parameters_costs_no_python",
     "test_who_requires_grad_and_of_what_class_does_not_matter",
 ]
 

@@ -3,48 +3,51 @@
 import pytest
 
 from functional_optim.testing import LAWS
-from functional_optim.testing.runs import Run, runs
-from tests.choices import EVERYTHING
+from functional_optim.testing.runs import REAL_DTYPES, SMALL_SHAPES, Run
 
-from ..support import SLOW, TABLE, drawn, dtypes_of, require_some_laws
+from ...choices import case
+from ..support import SLOW, TABLE, require_of_runs
+
+SHAPES = ((300,), *SMALL_SHAPES, (1, 2, 1, 2))
+"""The first shape is more than one block of a compiled loop."""
+NON_EMPTY = ((2, 3), (), (3,), (1, 2, 1, 2))
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_slow_laws(name: str) -> None:
-    require_some_laws(name, SLOW, 1)
+def test_laws_of_compiled_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled C++ loops, requested or automatic, and TorchScript match the reference.
 
+    The laws share their runs, so that each loop is compiled once. So do the slow laws.
+    """
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 64)
+    subject = TABLE[name].subject()
+    laws = ("script is reference", "compiled is reference", "auto is reference", *SLOW)
+    known = {law: LAWS[law] for law in laws if LAWS[law].concerns(subject)}
 
-@pytest.mark.parametrize("name", TABLE)
-def test_compiled_is_reference(name: str) -> None:
-    """Compiled C++ loops match the reference, requested or automatic, and so does TorchScript."""
-    require_some_laws(name, ["script is reference"], 2)
-    require_some_laws(name, ["compiled is reference", "auto is reference"], 2)
+    def check(run: Run) -> None:
+        for law, one in known.items():
+            if run.dtype.itemsize > 2 or not one.not_16_bit:
+                with case(law=law):
+                    one.check(subject, run)
+
+    require_of_runs(name, 2, subject.shapes(SHAPES), REAL_DTYPES, check)
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_traced_is_close(name: str) -> None:
     """A step inside torch.compile matches a step outside, as one graph.
 
-    Tracing takes a second, so the test checks one run with two leaves and several steps. Each new
-    pattern of missing gradients is traced again. So the run has few patterns: one for most
-    algorithms, up to two for every fourth.
+    Tracing takes half a second for each leaf, and for each new set of missing gradients. So most
+    algorithms have one leaf with all gradients. Every fourth has two leaves and missing gradients.
     """
-    law, subject = "traced is close", TABLE[name].subject()
-    if not LAWS[law].concerns(subject):
-        return
-    tried: list[tuple[int, Run]] = []
-
-    def check(run: Run) -> None:
-        choices = len({tuple(grad is None for grad in step) for step in run.steps})
-        if EVERYTHING:
-            LAWS[law].check(subject, run)
-        if len(run.leaves) == 2 and len(run.steps) > 1 and choices <= 2:
-            tried.append((choices, run))
-
-    dtypes = tuple(dtypes_of(law, list(TABLE).index(name)))
-    drawn(60, runs(subject.options, dtypes, large=False, shapes=subject.shapes()), check)
-    assert tried
-    if not EVERYTHING:
-        several = list(TABLE).index(name) % 4 == 0
-        _, run = (max if several else min)(tried, key=lambda one: one[0])
-        LAWS[law].check(subject, run)
+    law, subject = LAWS["traced is close"], TABLE[name].subject()
+    several = list(TABLE).index(name) % 4 == 0
+    require_of_runs(
+        name,
+        1,
+        subject.shapes(NON_EMPTY),
+        REAL_DTYPES,
+        lambda run: law.check(subject, run),
+        leaves=1 + several,
+        missing=several,
+    )
