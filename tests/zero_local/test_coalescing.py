@@ -1,7 +1,6 @@
 """Tests of sending buckets to owners and back, on ranks of one process."""
 
 import functools
-import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest import mock
@@ -258,63 +257,6 @@ def test_parameters_of_others_are_left_to_them() -> None:
     assert bucket.owned_gradients(0, without=["p0"]) == {}
 
 
-def test_short_runs_of_a_buffer_are_coalesced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Owners that alternate leave many short runs of a buffer, which share one message."""
-    monkeypatch.setattr(coalescing, "DIRECT", 100)
-    found = [Shape((7,), "contiguous", (), (place % 2,)) for place in range(6)]
-    found.append(Shape((40, 30), "contiguous", (600,), (0, 1)))
-    plan = planned(2, found, torch.float32)
-    bucket = bucket_of(0, found, torch.float32, plan, as_real=False)
-    assert [one.ranges for one in bucket.messages.direct] == [((42, 642), (642, 1242))]
-    (one,) = bucket.messages.coalesced
-    assert one.ranges == ((0, 21), (21, 42))
-    assert [view.storage_offset() for view in one.views] == [0, 14, 28, 7, 21, 35]
-
-
-class TestBucketsAreRemembered:
-    """BucketCache reuses a bucket only while DDP passes the same memory."""
-
-    def setup_method(self) -> None:
-        self.params = [torch.zeros(3), torch.zeros(2, 2)]
-        plan = planned(
-            1,
-            [Shape((3,), "contiguous", (), (0,)), Shape((2, 2), "contiguous", (), (0,))],
-            torch.float32,
-        )
-        self.buckets = BucketCache(
-            plan, {id(one): f"p{at}" for at, one in enumerate(self.params)}, 1
-        )
-        self.came = FakeBucket(torch.zeros(7), self.params)
-
-    def test_from_the_second_time_on(self) -> None:
-        """The cache keeps a bucket from its second use on, because DDP frees its first buckets."""
-        first = self.buckets.get(self.came, ALONE)
-        address = weakref.ref(first)
-        second = self.buckets.get(self.came, ALONE)
-        assert second is not first
-        assert self.buckets.get(self.came, ALONE) is second
-        del first
-        assert address() is None
-
-    def test_not_with_another_buffer(self) -> None:
-        known = [self.buckets.get(self.came, ALONE) for _ in range(2)][-1]
-        other = self.buckets.get(self.came._replace(flat=torch.zeros(7)), ALONE)
-        assert other is not known
-        assert self.buckets.get(self.came, ALONE) is not known  # the old bucket was dropped
-
-    def test_not_with_parameters_in_another_order(self) -> None:
-        known = [self.buckets.get(self.came, ALONE) for _ in range(2)][-1]
-        turned = self.buckets.get(self.came._replace(params=self.params[::-1]), ALONE)
-        assert (known.paths, turned.paths) == (("p0", "p1"), ("p1", "p0"))
-
-    def test_not_with_a_parameter_elsewhere(self) -> None:
-        known = [self.buckets.get(self.came, ALONE) for _ in range(2)][-1]
-        self.params[1].data = torch.zeros(2, 2).t()
-        moved = self.buckets.get(self.came, ALONE)
-        assert moved is not known
-        assert moved.gradients[1].stride() == (1, 2)
-
-
 def test_more_coalesced_messages_than_are_under_way() -> None:
     """Large sets of parameters take several messages, and only one is in flight at once."""
     count = 3 * coalescing.MAX_COALESCED // 50_000
@@ -345,13 +287,6 @@ def test_more_coalesced_messages_than_are_under_way() -> None:
     for found in LocalWorld(2).run(gathered):
         assert all(owner == first == last for owner, first, last in found)
         assert {owner for owner, *_ in found} == {0.0, 1.0}
-
-
-def test_alone_nothing_travels() -> None:
-    params = {"w": nn.Parameter(torch.ones(100_000)), "b": nn.Parameter(torch.ones(3))}
-    shares = plan(specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"]), 1)
-    memory = ParameterMemory(params, shares, in_buffers=False)
-    assert plan_gather(memory, shares, params) == coalescing.MessagePlan((), ())
 
 
 def test_views_make_one_message_for_each_buffer() -> None:
