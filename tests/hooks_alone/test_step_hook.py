@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import chain, clip_by_global_norm, sgd, sophia
@@ -22,7 +19,7 @@ from tests.choices import case
 from tests.ddp.cases import CASES, CLIPPED, ONE, SMALL, UNUSED
 from tests.ddp.comparison import copied, moved
 from tests.ddp.models import WIDTH, Tower
-from tests.ddp.torch_side import Hook
+from tests.ddp.torch_side import Hook, done, fails_at_once, fails_later
 from tests.ddp.twins import backward, compare, loss_of
 from tests.steady import calls_of
 
@@ -170,43 +167,23 @@ def test_buckets_that_ddp_leaves_out_are_no_silent_loss() -> None:
 # -- inner hooks --------------------------------------------------------------------------------
 
 
-def _done(value: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(value)
-    return future
-
-
-def _fails_later(group: Any, bucket: dist.GradBucket) -> Future[Any]:
-    def fail(done: Future[Tensor]) -> Tensor:
-        raise OSError(f"bucket {bucket.index()} is lost")
-
-    reduced = allreduce_hook(group, bucket)
-    return reduced.then(fail) if bucket.index() == 1 else reduced
-
-
-def _fails_at_once(group: Any, bucket: dist.GradBucket) -> Future[Any]:
-    if bucket.index() == 1:
-        raise OSError("bucket 1 is lost")
-    return allreduce_hook(group, bucket)
-
-
 FIRST = ("layers.5.bias",)
 """Parameters of the first bucket, which is stepped before the second one fails."""
 INNER: dict[str, tuple[Hook, type[Exception], str, tuple[str, ...]]] = {
     "too small": (
-        lambda group, bucket: _done(bucket.buffer()[:3]),
+        lambda group, bucket: done(bucket.buffer()[:3]),
         RuntimeError,
         "the inner hook returned 3 elements for a bucket of 64 elements",
         (),
     ),
     "no tensor": (
-        lambda group, bucket: _done("gradients"),
+        lambda group, bucket: done("gradients"),
         RuntimeError,
         "the inner hook returned str for a bucket of 64 elements",
         (),
     ),
-    "fails later": (_fails_later, RuntimeError, "OSError: bucket 1 is lost", FIRST),
-    "fails at once": (_fails_at_once, OSError, "bucket 1 is lost", FIRST),
+    "fails later": (fails_later, RuntimeError, "OSError: bucket 1 is lost", FIRST),
+    "fails at once": (fails_at_once, OSError, "bucket 1 is lost", FIRST),
 }
 
 

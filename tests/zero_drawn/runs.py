@@ -17,6 +17,7 @@ from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from sharding.transport.local_group import LocalGroup
 from tests.ddp import comparison, through_memory, torch_side
+from tests.zero_local.compare import differing, same
 
 from .cases import OPTIMIZERS, POLICIES, REDUCING, Case, of_json
 from .model import Model
@@ -157,7 +158,8 @@ def train(run: Run, alone: Alone) -> dict[str, Any]:
         last = iteration == case.iterations - 1
         if case.hook != "forward" or iteration % 2 or last:
             run.hook.wait()
-            seen["differences"].append(differing(module, dict(alone.module.named_parameters())))
+            ours, theirs = (dict(one.named_parameters()) for one in (module, alone.module))
+            seen["differences"].append(differing(ours, theirs))
         if case.hook not in REDUCING:
             seen["gradients"].append(wrong_gradients(module, gradients))
         run.ddp.zero_grad()
@@ -167,20 +169,6 @@ def train(run: Run, alone: Alone) -> dict[str, Any]:
     seen["sizes"] = {name: param.numel() for name, param in alone.params.items()}
     seen["state"] = wrong_state(run, alone)
     return seen
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """Return all bytes of a tensor, in the order of its shape."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def differing(module: nn.Module, wanted: Mapping[str, Tensor]) -> list[str]:
-    """Return the parameters that differ in any bit, including frozen ones and ones outside ZeRO."""
-    return [
-        name
-        for name, param in module.named_parameters()
-        if not torch.equal(bits(param), bits(wanted[name]))
-    ]
 
 
 def wrong_gradients(module: nn.Module, wanted: Mapping[str, Tensor | None]) -> list[str]:
@@ -222,4 +210,4 @@ def odd_entries(found: Mapping[str, Any], wanted: dict[str, Tensor], steps: int)
     if steps:
         odd += [key for key in wanted if found.get(key) is None]
     both = [key for key in wanted if found.get(key) is not None]
-    return odd + [key for key in both if not torch.equal(bits(found[key]), bits(wanted[key]))]
+    return odd + [key for key in both if not same(found[key], wanted[key])]

@@ -216,27 +216,6 @@ class Recorded(LocalTransport):
         return super()._launch(what, flat, *more)
 
 
-def test_large_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large pieces are sent directly from the bucket's buffer and from the parameters."""
-    monkeypatch.setattr(coalescing, "DIRECT", 100)
-    shapes_ = [
-        Shape((40, 30), "contiguous", (600,), (0, 1)),
-        Shape((7,), "contiguous", (), (1,)),
-        Shape((3,), "contiguous", (), (0,)),
-    ]
-    plan = planned(2, shapes_, torch.float32)
-    transports = [Recorded(group) for group in LocalWorld(2).groups]
-    buckets = [bucket_of(rank, shapes_, torch.float32, plan, as_real=False) for rank in range(2)]
-    for transport, one in zip(transports, buckets, strict=True):
-        start_reduction(transport, one)
-        gathering(transport, plan, one, storage_id(plan, one))
-    for transport, one in zip(transports, buckets, strict=True):
-        moved = [flat.untyped_storage().data_ptr() for flat in transport.flats]
-        assert moved[0] == one.buffer.untyped_storage().data_ptr()
-        assert moved[-2] == one.params[0].untyped_storage().data_ptr()
-        assert len(moved) <= 4  # small pieces share a message
-
-
 def test_a_gradient_of_another_dtype_is_refused() -> None:
     param = torch.zeros(4, dtype=torch.float32)
     plan = planned(1, [Shape((4,), "contiguous", (), (0,))], torch.float32)
@@ -287,16 +266,3 @@ def test_more_coalesced_messages_than_are_under_way() -> None:
     for found in LocalWorld(2).run(gathered):
         assert all(owner == first == last for owner, first, last in found)
         assert {owner for owner, *_ in found} == {0.0, 1.0}
-
-
-def test_views_make_one_message_for_each_buffer() -> None:
-    chance = torch.Generator().manual_seed(1)
-    sizes = torch.randint(1, 90_000, (30,), generator=chance).tolist()
-    for policy in ("greedy", "largest_first", "contiguous", "elements"):
-        params = {f"p{number}": nn.Parameter(torch.ones(size)) for number, size in enumerate(sizes)}
-        specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
-        shares = plan(specs, 4, policy)
-        messages = plan_gather(ParameterMemory(params, shares, in_buffers=True), shares, params)
-        assert len(messages.direct) == 1 and not messages.coalesced
-        covered = sum(stop - start for start, stop in messages.direct[0].ranges)
-        assert covered == sum(sizes)

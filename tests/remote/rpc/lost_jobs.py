@@ -19,6 +19,7 @@ from functional_optim.remote import SnapshotModule
 from functional_optim.remote.rpc import RpcTransport
 from functional_optim.remote.worker import WorkerOptimizer
 from sharding.testing import at
+from tests.remote.rpc.small_model import raised
 from tests.remote.rpc.snapshot_jobs import Whole, data_of, loss_of, rrefs_there, through
 
 NAMES = ("trainer", "ps1", "ps2", "other")
@@ -131,14 +132,6 @@ def hastily(transport: RpcTransport, handle: Any, method: str, *args: Any) -> An
 
 
 _CALL = RpcTransport.call
-
-
-def raised(call: Any) -> str:
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001  it is told
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
 
 
 def as_the_trainer() -> dict[str, Any]:
