@@ -106,7 +106,7 @@ def test_gradients_may_be_left_alone_after_the_warm_up() -> None:
         backward(wrapped(module, group, post_localSGD_hook, state), group.rank(), 0)
         backward(other, group.rank(), 0)
         pairs = zip(module.parameters(), other.parameters(), strict=True)
-        return all(torch.same(one.grad, two.grad) for one, two in pairs)
+        return all(torch.equal(one.grad, two.grad) for one, two in pairs)
 
     assert LocalWorld(2).run(gradients) == [True, True]
 

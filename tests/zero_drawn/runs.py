@@ -140,7 +140,7 @@ def run_on(group: dist.ProcessGroup | None, told: Case) -> Any:
     except (TypeError, ValueError) as error:
         return {
             "refused": f"{type(error).__name__}: {error}",
-            "changed": differing(module, dict(twin.named_parameters())) + left_behind(module),
+            "changed": unequal(module, twin) + left_behind(module),
         }
     return {"refused": None, **train(run, Alone(told, twin))}
 
@@ -158,8 +158,7 @@ def train(run: Run, alone: Alone) -> dict[str, Any]:
         last = iteration == case.iterations - 1
         if case.hook != "forward" or iteration % 2 or last:
             run.hook.wait()
-            ours, theirs = (dict(one.named_parameters()) for one in (module, alone.module))
-            seen["differences"].append(differing(ours, theirs))
+            seen["differences"].append(unequal(module, alone.module))
         if case.hook not in REDUCING:
             seen["gradients"].append(wrong_gradients(module, gradients))
         run.ddp.zero_grad()
@@ -169,6 +168,11 @@ def train(run: Run, alone: Alone) -> dict[str, Any]:
     seen["sizes"] = {name: param.numel() for name, param in alone.params.items()}
     seen["state"] = wrong_state(run, alone)
     return seen
+
+
+def unequal(module: nn.Module, wanted: nn.Module) -> list[str]:
+    """Return the parameters that differ in any bit, including frozen ones and ones outside ZeRO."""
+    return differing(dict(module.named_parameters()), dict(wanted.named_parameters()))
 
 
 def wrong_gradients(module: nn.Module, wanted: Mapping[str, Tensor | None]) -> list[str]:

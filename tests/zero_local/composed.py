@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -103,6 +104,9 @@ class Run:
     def __init__(self, optimizer: Callable[[Any], Any]) -> None:
         self.params = named()
         self.optimizer = optimizer(self.params)
+        with torch.no_grad():  # as where a module is loaded after its optimizer was made
+            for param in self.params.values():
+                param.mul_(-2.0)
 
     def steps(self, numbers: range) -> None:
         for number in numbers:

@@ -19,6 +19,7 @@ from functional_optim.remote import SnapshotModule
 from functional_optim.remote.rpc import RpcTransport
 from functional_optim.remote.worker import WorkerOptimizer
 from sharding.testing import at
+from tests.remote.rpc import law_jobs
 from tests.remote.rpc.small_model import raised
 from tests.remote.rpc.snapshot_jobs import Whole, data_of, loss_of, rrefs_there, through
 
@@ -135,8 +136,8 @@ _CALL = RpcTransport.call
 
 
 def as_the_trainer() -> dict[str, Any]:
-    """Lose a trainer, wait for a slow worker, and kill this worker in a step, in this order."""
-    found: dict[str, Any] = {}
+    """Wait for a start, lose a trainer, wait for a slow worker, and lose it in a step."""
+    found: dict[str, Any] = {"endless": law_jobs.endless_start()}
     modules, params = on(OWNERS)
     optimizer = DistributedOptimizer(torch.optim.AdamW, params, lr=LR)
     train(optimizer, modules, range(2))

@@ -187,5 +187,4 @@ SCENARIOS = (
     *snapshot_jobs.SCENARIOS,
     law_jobs.the_laws,
     law_jobs.slow_start,
-    law_jobs.endless_start,
 )

@@ -52,3 +52,11 @@ def test_a_run_goes_on_elsewhere_when_a_worker_is_killed_in_a_step(
     assert found["left"] == [True] * 4
     assert found["steps"] == dict.fromkeys("0123", 4)
     assert found["resumed"] == [True] * 8
+
+
+def test_a_start_without_an_end_is_named(found: dict[str, Any]) -> None:
+    """The error comes after the limit of starts, long before the limit of calls."""
+    told = found["endless"]
+    assert told.startswith("ConnectionError: no answer from 'ps1', which may be gone: within 0.1 s")
+    assert "has not made what is placed on it" in told
+    assert "give a start_timeout above 0.1" in told

@@ -145,11 +145,3 @@ def test_errors_keep_their_types_and_the_warning_comes_once(found: dict[str, Any
 def test_a_start_may_take_longer_than_a_call(found: dict[str, Any]) -> None:
     """A start succeeds although it takes longer than a call can last, half a second."""
     assert of(found, "slow_start") == {"total": [1.0, 1.0]}
-
-
-def test_a_start_without_an_end_is_named(found: dict[str, Any]) -> None:
-    """The error comes after the limit of starts, long before the limit of calls."""
-    told = of(found, "endless_start")["error"]
-    assert told.startswith("ConnectionError: no answer from 'ps1', which may be gone: within 0.1 s")
-    assert "has not made what is placed on it" in told
-    assert "give a start_timeout above 0.1" in told
