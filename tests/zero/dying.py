@@ -5,6 +5,7 @@ with code 0, so that the launcher does not stop the other ranks early.
 """
 
 import os
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -83,9 +84,10 @@ def lost_in(what: str, *, dies: bool) -> str:
             os._exit(0)
         raise KeyboardInterrupt
 
-    if dist.get_rank() == DYING:
-        mock.patch.object(*place, leaves).start()
-    error = raised(actions[what])
+    with ExitStack() as stack:
+        if dist.get_rank() == DYING:
+            stack.enter_context(mock.patch.object(*place, leaves))
+        error = raised(actions[what])
     wait_for_others(DYING)
     return error
 
