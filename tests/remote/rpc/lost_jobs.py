@@ -136,8 +136,11 @@ _CALL = RpcTransport.call
 
 
 def as_the_trainer() -> dict[str, Any]:
-    """Wait for a start, lose a trainer, wait for a slow worker, and lose it in a step."""
-    found: dict[str, Any] = {"endless": law_jobs.endless_start()}
+    """Wait for two starts, lose a trainer, wait for a slow worker, and lose it in a step."""
+    found: dict[str, Any] = {
+        "slow start": law_jobs.slow_start(),
+        "endless start": law_jobs.endless_start(),
+    }
     modules, params = on(OWNERS)
     optimizer = DistributedOptimizer(torch.optim.AdamW, params, lr=LR)
     train(optimizer, modules, range(2))

@@ -186,5 +186,4 @@ SCENARIOS = (
     bad_input,
     *snapshot_jobs.SCENARIOS,
     law_jobs.the_laws,
-    law_jobs.slow_start,
 )

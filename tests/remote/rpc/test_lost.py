@@ -56,7 +56,12 @@ def test_a_run_goes_on_elsewhere_when_a_worker_is_killed_in_a_step(
 
 def test_a_start_without_an_end_is_named(found: dict[str, Any]) -> None:
     """The error comes after the limit of starts, long before the limit of calls."""
-    told = found["endless"]
+    told = found["endless start"]
     assert told.startswith("ConnectionError: no answer from 'ps1', which may be gone: within 0.1 s")
     assert "has not made what is placed on it" in told
     assert "give a start_timeout above 0.1" in told
+
+
+def test_a_start_may_take_longer_than_a_call(found: dict[str, Any]) -> None:
+    """A start succeeds although it takes longer than a call can last, half a second."""
+    assert found["slow start"] == {"total": [1.0, 1.0]}

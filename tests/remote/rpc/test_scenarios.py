@@ -140,8 +140,3 @@ def test_errors_keep_their_types_and_the_warning_comes_once(found: dict[str, Any
     own = of(found, "bad_input")
     assert own["errors"] == {"ps1": "LookupError", "ps2": "LookupError"}
     assert own["warned"] == ["<class 'tests.remote.rpc.small_model.Failing'>"]
-
-
-def test_a_start_may_take_longer_than_a_call(found: dict[str, Any]) -> None:
-    """A start succeeds although it takes longer than a call can last, half a second."""
-    assert of(found, "slow_start") == {"total": [1.0, 1.0]}
