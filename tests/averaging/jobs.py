@@ -1,6 +1,5 @@
 """Jobs of the ranks in the tests of averaging."""
 
-import hashlib
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -8,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -27,6 +26,7 @@ from hooks.averaging import OuterModelAverager
 from hooks.averaging.contrib import GossipModelAverager, PowerSGDMemory, Statistical, power_sgd_hook
 from sharding import ZeroRedundancyOptimizer
 from tests.averaging_alone.training import backward, model, train, values, wrapped
+from tests.zero_local.compare import digest
 
 SCHEDULE = AveragingSchedule((2, 4), (2, None), warmup=1)
 
@@ -39,10 +39,6 @@ AVERAGERS: dict[str, Callable[[Any], Any]] = {
     "gossip": lambda params: GossipModelAverager(params, 2),
 }
 """Averagers for two ranks and four steps; all but the delayed one end with equal ranks."""
-
-
-def digest(tensors: Sequence[Tensor]) -> str:
-    return hashlib.sha256(b"".join(one.numpy().tobytes() for one in tensors)).hexdigest()
 
 
 def alone_and_averaged(group: Any, delay: int = 0, steps: int = 8) -> str:
@@ -162,22 +158,6 @@ def gossiped(group: Any = None) -> tuple[str, int]:
     optimizer = PostLocalSGDOptimizer(inner, averager)
     train(module, optimizer, dist.get_rank() if group is None else group.rank(), range(9))
     return digest(values(module)), averager.bytes_sent
-
-
-def one_dies(at: int) -> str:
-    """End rank 1 after some steps; return the error of another rank."""
-    module = model()
-    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
-    optimizer = PostLocalSGDOptimizer(sgd, PeriodicModelAverager(2))
-    for step in range(6):
-        if dist.get_rank() == 1 and step == at:
-            os._exit(3)
-        backward(module, dist.get_rank(), step)
-        try:
-            optimizer.step()
-        except RuntimeError as error:
-            return f"step {step}: {type(error).__name__}: {error}"
-    return "no error"
 
 
 def front_ends(under_ddp: bool) -> dict[str, str]:

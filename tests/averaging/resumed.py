@@ -1,6 +1,5 @@
 """Runs under communication hooks that stop and resume, on real processes."""
 
-import io
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from hooks import (
     post_localSGD_hook,
 )
 from hooks.averaging.contrib import PowerSGDMemory, power_sgd_hook
+from tests.averaging_alone.training import same, saved_and_loaded
 from tests.choices import case
 
 STEPS = 8
@@ -63,10 +63,7 @@ class Run:
 
     def saved(self) -> Any:
         """Return the states of model and optimizer, saved to a file and loaded by torch.load."""
-        file = io.BytesIO()
-        torch.save((self.module.state_dict(), self.optimizer.state_dict()), file)
-        file.seek(0)
-        return torch.load(file)
+        return saved_and_loaded((self.module.state_dict(), self.optimizer.state_dict()))
 
     def load(self, saved: Any) -> None:
         self.module.load_state_dict(saved[0])
@@ -141,12 +138,6 @@ KINDS: dict[str, tuple[type[Run], list[tuple[int, dict[str, Any]]]]] = {
     "PowerSGD": (PowerSGDRun, POWER_SGD),
     "post-local SGD": (PostLocalRun, POST_LOCAL),
 }
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(
-        torch.equal(*both) for both in zip(one, other, strict=True)
-    )
 
 
 def stopped_is_never_stopped(kind: str) -> int:

@@ -1,10 +1,7 @@
 """DiLoCo with composed inner optimizers, stopped in mid-period, on threads or processes."""
 
-import hashlib
-import io
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -24,8 +21,9 @@ from functional_optim import (
 )
 from hooks import PostLocalSGDOptimizer
 from hooks.averaging import OuterModelAverager
+from tests.zero_local.compare import digest
 
-from .training import model, train, values
+from .training import model, saved_and_loaded, train, values
 
 STEPS, PERIOD = 11, 4
 OUTER = OUTER_SETTINGS["MuLoCo, Muon"]
@@ -63,15 +61,12 @@ class Run:
 
     def moved(self) -> Any:
         """Return the states of model and optimizer, saved to a file and loaded by torch.load."""
-        file = io.BytesIO()
-        torch.save((self.module.state_dict(), self.optimizer.state_dict()), file)
-        file.seek(0)
-        return torch.load(file)
+        return saved_and_loaded((self.module.state_dict(), self.optimizer.state_dict()))
 
     def digest(self) -> str:
         """Return a digest of parameters and all state: inner, outer, anchors, means in flight."""
         found = [*values(self.module), *tensors_in(self.optimizer.state_dict())]
-        return hashlib.sha256(b"".join(one.numpy().tobytes() for one in found)).hexdigest()
+        return digest(found)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

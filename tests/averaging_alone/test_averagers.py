@@ -1,7 +1,6 @@
 """Tests of model averagers: their means, the steps that average, and refusals."""
 
 import functools
-from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -23,7 +22,7 @@ from sharding.transport import TransportError
 from sharding.transport.local import LocalWorld
 from tests.choices import case
 
-from .training import mean_of, model, train, values
+from .training import mean_of, model, same, train, values
 
 SHAPES = [(5, 3), (1,), (), (0, 2), (7,)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64]
@@ -76,7 +75,7 @@ def test_any_bucket_size_gives_the_bits_of_one_bucket(
     whole = means_of_one_bucket(size, dtype)
     cut = means(LocalWorld(size), dtype, bucket_bytes=bucket_bytes, background=background)
     for one, other in zip(whole, cut, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        assert same(one, other)
 
 
 def test_large_numbers_of_float16_have_a_mean() -> None:
@@ -96,18 +95,14 @@ def averaged(group: Any, steps: int, averager: Any) -> list[list[Tensor]]:
     return seen
 
 
-def equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 def test_groups_are_of_neighbours_and_the_last_may_be_smaller() -> None:
     schedule = AveragingSchedule((2, 4), (2, None))
     found = LocalWorld(5).run(lambda g: averaged(g, 4, ScheduledModelAverager(schedule, g)))
     after = [rank[2] for rank in found]  # step 2 averages at level 0
-    assert equal(after[0], after[1]) and equal(after[2], after[3])
-    assert not equal(after[1], after[2]) and not equal(after[3], after[4])
+    assert same(after[0], after[1]) and same(after[2], after[3])
+    assert not same(after[1], after[2]) and not same(after[3], after[4])
     everybody = [rank[0] for rank in found]
-    assert all(equal(everybody[0], one) for one in everybody)
+    assert all(same(everybody[0], one) for one in everybody)
 
 
 def test_parameters_without_gradients_are_averaged_too() -> None:
@@ -140,7 +135,7 @@ def test_a_delayed_mean_keeps_the_steps_made_meanwhile() -> None:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
         want = train(module, optimizer, rank, range(delay + 1))
         for step in range(delay):
-            assert equal(alone[rank][step], want[step])
+            assert same(alone[rank][step], want[step])
         mean = mean_of([one[0] for one in found])
         for param, sent, middle, after in zip(
             want[delay], want[0], mean, found[rank][delay], strict=True

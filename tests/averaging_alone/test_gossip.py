@@ -123,44 +123,6 @@ def test_ranks_that_began_apart_come_together() -> None:
                 assert ends.mean().item() == pytest.approx((size - 1) / 2)
 
 
-def matchings(ranks: list[int]) -> list[list[tuple[int, int]]]:
-    """Return all ways to divide the ranks into pairs."""
-    if not ranks:
-        return [[]]
-    one, *rest = ranks
-    return [
-        [(one, other), *more]
-        for other in rest
-        for more in matchings([rank for rank in rest if rank != other])
-    ]
-
-
-def growth(size: int, momentum: float, gamma: float) -> float:
-    """Return the largest expected growth factor of the anchors' second moments in a step."""
-    eye = torch.eye(size, dtype=torch.float64)
-    ways = []
-    for pairs in matchings(list(range(size))):
-        mean = torch.zeros_like(eye)
-        for one, other in pairs:
-            mean[[one, one, other, other], [one, other, one, other]] = 0.5
-        pull = gamma * (eye - mean)
-        rows = [[eye - pull, momentum * eye], [-pull, momentum * eye]]
-        apart = torch.block_diag(*[eye - 1 / size] * 2)  # removes the part that all ranks share
-        step = apart @ torch.cat([torch.cat(row, 1) for row in rows]) @ apart
-        ways.append(torch.kron(step, step))
-    return torch.linalg.eigvals(torch.stack(ways).mean(0)).abs().max().item()
-
-
-def test_variance_falls_up_to_the_bound_on_gamma_and_rises_beyond() -> None:
-    for size in (2, 4, 6):
-        for momentum in (0.0, 0.3, 0.5, 0.9):
-            bound = 2 * (1 - momentum**2) / (1 - momentum / (size - 1))
-            with case(size=size, momentum=momentum):
-                assert growth(size, momentum, 0.01 * bound) < 1
-                assert growth(size, momentum, 0.99 * bound) < 1
-                assert growth(size, momentum, 1.01 * bound) > 1
-
-
 def test_bytes_sent_do_not_grow_with_the_number_of_ranks() -> None:
     def run(group: Any) -> int:
         params = [torch.ones(5), torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(0)]

@@ -9,19 +9,8 @@ from functional_optim import adamw, matching, muon
 from sharding.transport.local import LocalWorld
 from tests.choices import case
 
-from .inner_optimizers import FORMS, PERIOD, WITHIN, Run, whole_and_stopped
+from .inner_optimizers import PERIOD, Run
 from .training import WIDTH, batch, model
-
-
-def test_stopped_in_mid_period_is_never_stopped_whatever_is_within() -> None:
-    for within in WITHIN:
-        ranks = LocalWorld(2).run(lambda group, within=within: whole_and_stopped(group, within))
-        with case(within=within):
-            for found in ranks:
-                assert len(found) == len(FORMS)
-                assert all(whole == stopped for whole, stopped in found)
-            apart = [one[0] != other[0] for one, other in zip(*ranks, strict=True)]
-            assert all(apart)  # a step follows the last mean
 
 
 def test_ranks_agree_after_each_period_and_only_then() -> None:

@@ -1,6 +1,5 @@
 """PostLocalSGDOptimizer and its hook, on ranks that are threads."""
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ from hooks.averaging.contrib import GossipModelAverager
 from sharding.transport.local import LocalWorld
 from tests.choices import case
 
-from .training import backward, mean_of, model, train, values, wrapped
+from .training import backward, mean_of, model, same, saved_and_loaded, train, values, wrapped
 
 SCHEDULE = AveragingSchedule((2, 6), (2, None), warmup=3)
 STEPS = 11
@@ -48,22 +47,10 @@ class Run:
         return values(self.module)
 
 
-def equal(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 @torch.no_grad()
 def write(module: nn.Module, given: list[Tensor]) -> None:
     for param, one in zip(module.parameters(), given, strict=True):
         param.copy_(one)
-
-
-def saved_and_loaded(state: Any) -> Any:
-    """Return a state that was saved to a file and loaded by torch.load."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file)
 
 
 def test_stopped_in_mid_period_and_loaded_is_never_stopped() -> None:
@@ -85,7 +72,7 @@ def test_stopped_in_mid_period_and_loaded_is_never_stopped() -> None:
 
         want, found = LocalWorld(4).run(whole), LocalWorld(4).run(stopped)
         with case(delay=delay, cut=cut):
-            assert all(equal(one, other) for one, other in zip(want, found, strict=True))
+            assert all(same(one, other) for one, other in zip(want, found, strict=True))
 
 
 def test_the_hook_averages_gradients_over_all_and_then_over_few() -> None:
@@ -134,7 +121,7 @@ def test_hook_and_averager_that_disagree_are_refused_at_the_first_step() -> None
         before = values(module)
         with pytest.raises(RuntimeError) as caught:
             optimizer.step()
-        assert equal(before, values(module))
+        assert same(before, values(module))
         return str(caught.value)
 
     for message in LocalWorld(2).run(step):
@@ -162,7 +149,7 @@ def test_state_and_buffers_are_averaged_on_request() -> None:
     for average in (True, False):
         one, other = LocalWorld(2).run(lambda group, average=average: run(group, average))
         with case(average=average):
-            assert equal(one, other) == average
+            assert same(one, other) == average
 
 
 def test_a_scaler_that_finds_infinities_leaves_out_the_step_and_not_the_mean() -> None:
@@ -316,7 +303,7 @@ def test_parameters_may_be_loaded_until_the_first_step(world_of_one: None, name:
             write(module, other)
         train(module, optimizer, 0, range(12))
         found.append(values(module))
-    assert equal(*found)
+    assert same(*found)
 
 
 def test_what_it_cannot_wrap_is_refused(world_of_one: None) -> None:

@@ -16,7 +16,7 @@ from sharding import ParameterSpec, plan
 from sharding.transport.local import LocalWorld
 from tests.choices import case
 
-from .training import backward, batch, mean_of, model, train, values
+from .training import backward, batch, mean_of, model, same, train, values
 
 STEPS = 13
 RATE = 0.1
@@ -43,10 +43,6 @@ def outer_by(rule: Optimizer, period: int, **options: Any) -> Callable[[nn.Modul
 def close(one: list[Tensor], other: list[Tensor]) -> None:
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(a.double(), b.double(), rtol=1e-5, atol=1e-6)
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def by_hand(

@@ -12,8 +12,10 @@ from functional_optim import sgd
 from hooks import OptimizerState
 from hooks.averaging.bucket_history import SubBucket
 from hooks.averaging.contrib import PowerSGDMemory
-from tests.averaging.resumed import SMALL, STEPS, PowerSGDRun, same
+from tests.averaging.resumed import SMALL, STEPS, PowerSGDRun
 from tests.choices import case
+
+from .training import same
 
 
 def run(**options: Any) -> PowerSGDRun:

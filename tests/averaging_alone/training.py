@@ -1,5 +1,6 @@
 """A small model trained by ranks that are threads, each on its own data."""
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,3 +59,15 @@ def mean_of(ranks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Return the float64 mean of each tensor over the ranks."""
     together = zip(*ranks, strict=True)
     return [torch.stack([one.double() for one in same]).mean(0) for same in together]
+
+
+def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def saved_and_loaded(state: Any) -> Any:
+    """Return a state that was saved to a file and loaded by torch.load."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file)

@@ -15,7 +15,7 @@ from tests import checkpoints
 from tests.choices import case
 from tests.zero_local import saved as sharded
 
-from .support import failed, model, process, saved, shown, stepped
+from .support import failed, model, saved, shown, stepped
 
 OLD = Path(__file__).parents[1] / "old_format" / "saved" / "adamw"
 """Folder that ZeroRedundancyOptimizer.save wrote."""
@@ -24,9 +24,7 @@ OLD = Path(__file__).parents[1] / "old_format" / "saved" / "adamw"
 def test_a_file_of_torchs_own_class(tmp_path: Path) -> None:
     module = model()
     path = saved(tmp_path / "a.pt", stepped(torch.optim.AdamW(module.named_parameters()), module))
-    finished = process(tmp_path, "inspect", "a.pt", "--json")
-    assert finished.returncode == 0, finished.stderr
-    content = json.loads(finished.stdout)
+    content = json.loads(shown("inspect", path, "--json"))
     assert content["kind"] == "state dict"
     assert (content["parameters"], content["with_state"], content["steps"]) == (4, 4, [3, 3])
     assert content["names"] == [name for name, _ in module.named_parameters()]

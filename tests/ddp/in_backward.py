@@ -14,6 +14,7 @@ from functional_optim import TorchOptimizer, adamw
 from hooks import apply_optimizer_in_backward
 from hooks.in_backward import get_in_backward_optimizers, reduce_in_backward
 from tests.choices import case
+from tests.hooks_alone.support import assert_same
 
 from .cases import SMALL, STATIC, UNUSED
 from .comparison import digest
@@ -43,11 +44,6 @@ def twin_of(module: nn.Module, **options: Any) -> DistributedDataParallel:
     twin = DistributedDataParallel(copy.deepcopy(module), **options)
     twin.register_comm_hook(dist.group.WORLD, allreduce_hook)
     return twin
-
-
-def assert_same(ours: nn.Module, twin: nn.Module) -> None:
-    for (name, a), b in zip(ours.named_parameters(), twin.parameters(), strict=True):
-        assert torch.equal(a, b), name
 
 
 def compare_all(cases: Sequence[dict[str, Any]]) -> list[list[str]]:

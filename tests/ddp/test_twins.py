@@ -88,22 +88,6 @@ def test_no_iteration_is_skipped(runs: Runs) -> None:
         before = ranks[0]["steps"]
 
 
-def test_one_call_per_bucket(runs: Runs) -> None:
-    """A bucket makes one call, not one for each parameter.
-
-    Clipping makes a single call, with the last bucket. A bucket without gradients makes none.
-    """
-    before = 0
-    for name, number, ranks in each(runs, ALL):
-        before = before if number else 0
-        for seen in ranks:
-            with case(name=name, iteration=number):
-                assert len(seen["calls"]) == len(seen["asked"])
-                assert len(seen["asked"]) <= (1 if name in CLIPPED else len(seen["buckets"]))
-                assert sum(seen["calls"]) == sum(seen["steps"].values()) - before
-        before = sum(ranks[0]["steps"].values())
-
-
 def test_buckets_change_once(runs: Runs) -> None:
     """DDP changes its buckets once, after it has seen a backward pass.
 

@@ -63,11 +63,16 @@ def as_copy(group: Any, bucket: dist.GradBucket) -> Future[Any]:
     return allreduce_hook(group, bucket).then(finish)
 
 
+def done(value: Any) -> Future[Any]:
+    """Return a future that has this result already."""
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
 def at_once(group: Any, bucket: dist.GradBucket) -> Future[Any]:
     """Run an allreduce that is done before the hook returns, so callbacks run inside backward."""
-    done: Future[Any] = Future()
-    done.set_result(allreduce_hook(group, bucket).wait())
-    return done
+    return done(allreduce_hook(group, bucket).wait())
 
 
 def slow(group: Any, bucket: dist.GradBucket) -> Future[Any]:
@@ -86,6 +91,23 @@ def slow(group: Any, bucket: dist.GradBucket) -> Future[Any]:
     if dist.get_rank() == 0:
         future.wait()
     return future
+
+
+def fails_later(group: Any, bucket: dist.GradBucket) -> Future[Any]:
+    """Run an allreduce whose callback raises an error for bucket 1."""
+
+    def fail(done: Future[Tensor]) -> Tensor:
+        raise OSError(f"bucket {bucket.index()} is lost")
+
+    reduced = allreduce_hook(group, bucket)
+    return reduced.then(fail) if bucket.index() == 1 else reduced
+
+
+def fails_at_once(group: Any, bucket: dist.GradBucket) -> Future[Any]:
+    """Raise an error for bucket 1; run an allreduce for the others."""
+    if bucket.index() == 1:
+        raise OSError("bucket 1 is lost")
+    return allreduce_hook(group, bucket)
 
 
 def _power(group: Any) -> tuple[Any, Hook]:

@@ -1,12 +1,10 @@
 """A DDP module stepped by our hook beside its twin, stepped by torch.optim after backward."""
 
 import copy
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,8 +12,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import LeafState, Optimizer
-from functional_optim.kernels import KernelExecutor, ReferenceExecutor
-from functional_optim.plan.step_plan import BoundStep
 from hooks import OptimizerState
 from hooks.step_hook import build_hook
 
@@ -100,8 +96,6 @@ class Ours:
             case.optimizer, self.ddp, **{"executor": case.executor, **options}
         )
         self.buckets: list[int] = []
-        self.asked: list[int] = []
-        self.state.step_some = asking(self.state.step_some, self.asked)  # type: ignore[method-assign]
         inner_state, inner = INNER[case.inner](group)
         hook = build_hook(self.state, noted(inner, self.buckets), in_order=case.in_order)
         self.ddp.register_comm_hook(inner_state, hook)
@@ -114,19 +108,6 @@ class Ours:
         """Yield parameters, state, and step counts."""
         for name, param in self.state.params.items():
             yield from (param, self.leaf(name).step, *fields(self.leaf(name)).values())
-
-
-def asking(step: Callable[..., None], asked: list[int]) -> Callable[..., None]:
-    """Return ``step`` with a record of the number of its parameters, if there are any.
-
-    A hook holds the function from C++, so the function must not hold the module.
-    """
-
-    def noting(names: Sequence[str], gradients: Sequence[Tensor]) -> None:
-        asked.extend([len(names)] if names else [])
-        step(names, gradients)
-
-    return noting
 
 
 def noted(hook: Hook, buckets: list[int]) -> Hook:
@@ -183,47 +164,6 @@ def pairs(ours: Ours, twin: Twin) -> Iterator[Pair]:
         yield Pair(name, buffer, buffers[name])
 
 
-@contextmanager
-def executor_calls() -> Iterator[list[int]]:
-    """Yield the number of leaves in each call of an executor, or of a plan."""
-    calls: list[int] = []
-    with (
-        mock.patch.object(KernelExecutor, "update_", _noting(KernelExecutor.update_, calls)),
-        mock.patch.object(ReferenceExecutor, "update_", _noting(ReferenceExecutor.update_, calls)),
-        mock.patch.object(BoundStep, "run", _noting_plans(BoundStep.run, calls)),
-    ):
-        yield calls
-
-
-_INSIDE = threading.local()
-
-
-def _noting(method: Callable[..., None], calls: list[int]) -> Callable[..., None]:
-    def update_(self: Any, stages: Any, leaves: Any, measured: Any) -> None:
-        inside = getattr(_INSIDE, "call", False)
-        if not inside:  # a call inside another call is not counted
-            calls.append(len(leaves))
-        _INSIDE.call = True
-        try:
-            method(self, stages, leaves, measured)
-        finally:
-            _INSIDE.call = inside
-
-    return update_
-
-
-def _noting_plans(method: Callable[..., None], calls: list[int]) -> Callable[..., None]:
-    def make(self: Any) -> None:
-        _INSIDE.call = True
-        try:
-            method(self)
-        finally:
-            _INSIDE.call = False
-        calls.append(len(self.steps))
-
-    return make
-
-
 def made(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Ours, Twin]:
     """Return both sides, with equal parameters."""
     torch.manual_seed(dist.get_rank())  # DDP itself makes the ranks start equal
@@ -235,15 +175,12 @@ def made(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Ours, Twin
 def compare(case: Case, group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
     """Compare both sides; return the observations of each iteration, for JSON."""
     ours, twin = made(case, group)
-    with executor_calls() as calls:
-        return [_iteration(case, ours, twin, number, calls) for number in range(case.iterations)]
+    return [_iteration(case, ours, twin, number) for number in range(case.iterations)]
 
 
-def _iteration(case: Case, ours: Ours, twin: Twin, number: int, calls: list[int]) -> dict[str, Any]:
+def _iteration(case: Case, ours: Ours, twin: Twin, number: int) -> dict[str, Any]:
     before = copied(ours.ddp)
     ours.buckets.clear()
-    ours.asked.clear()
-    calls.clear()
     if number in case.hyper:
         ours.state.set_hyper(**case.hyper[number])
         twin.change(case.hyper[number])
@@ -258,8 +195,6 @@ def _iteration(case: Case, ours: Ours, twin: Twin, number: int, calls: list[int]
         "loss": loss,
         "norm": norm,
         "buckets": list(ours.buckets),
-        "calls": list(calls),
-        "asked": list(ours.asked),
         "moved": moved(before, ours.ddp),
         "steps": {name: int(ours.leaf(name).step) for name in before},
         "digest": digest(ours.tensors()),

@@ -205,21 +205,6 @@ def on_subgroup(folder: str) -> list[int] | None:
     return found
 
 
-def in_the_background(folder: str) -> None:
-    """Save with ``async_save`` while training continues; the saved state is that of the call."""
-    model, zero = made("8-bit", 0, "elements")
-    train(zero, range(BEFORE))
-    before = content(model, zero)
-    saved = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, zero)}
-    # Training uses the default group at the same time.
-    done = dcp.async_save(saved, checkpoint_id=folder, process_group=dist.new_group())
-    train(zero, range(BEFORE, BEFORE + AFTER))
-    done.result()
-    other, again = made("8-bit", 1, "greedy")
-    load(other, again, folder)
-    assert difference(content(other, again), before) == []
-
-
 def by_number(folder: str) -> None:
     """Pass the optimizer itself to ``dcp.save`` and ``dcp.load``."""
     model, zero = made("partition", 0, "elements")

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.ranks import Job, run_ranks
 
 from . import crashes
@@ -17,11 +15,10 @@ def on_ranks(count: int, function: Callable[..., Any], **arguments: object) -> l
     return list(run_ranks(jobs, ranks=count, seconds=90)["job"])
 
 
-@pytest.mark.parametrize("point", crashes.POINTS)
-def test_a_rank_that_is_killed_leaves_the_last_checkpoint_whole(tmp_path: Path, point: str) -> None:
+def test_a_rank_that_is_killed_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
     """A new launch with fewer ranks loads the last complete checkpoint."""
-    job = Job(crashes.killed_in_a_save, {"folder": str(tmp_path), "point": point})
-    found = run_ranks({point: job}, ranks=3, seconds=120, fresh=True)[point]
+    job = Job(crashes.killed_in_a_save, {"folder": str(tmp_path)})
+    found = run_ranks({"killed": job}, ranks=3, seconds=120, fresh=True)["killed"]
     for rank, outcome in enumerate(found):
         assert (outcome.error is not None) == (rank == crashes.VICTIM), outcome.error
     for outcome in on_ranks(2, crashes.loads_the_first_save, folder=str(tmp_path)):

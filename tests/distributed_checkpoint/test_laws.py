@@ -20,7 +20,6 @@ CASES = {
 }
 """Policy of the run that saves, and policy of the run that loads."""
 ONCE = (
-    laws.in_the_background,
     laws.by_number,
     laws.flattened,
     laws.with_missing_state,
@@ -76,7 +75,7 @@ def test_goes_on_as_if_it_had_never_stopped(
     assert [outcome.result() for outcome in on_two[name]] == [[], []]
 
 
-@pytest.mark.parametrize("name", [one.__name__ for one in ONCE[:4]])
+@pytest.mark.parametrize("name", [one.__name__ for one in ONCE[:3]])
 def test_other_ways_to_save(on_three: Outcomes, name: str) -> None:
     for outcome in on_three[name]:
         outcome.result()

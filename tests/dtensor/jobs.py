@@ -19,7 +19,6 @@ from functional_optim import (
     adahessian,
     adamw,
     chain,
-    clip_by_global_norm,
     export_step,
     muon,
     partition,
@@ -208,20 +207,6 @@ def checkpoints() -> None:
     for a, b in zip(ours.parameters(), twin.parameters(), strict=True):
         for key in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(_local(made.state[a][key]), _local(theirs.state[b][key]))
-
-
-def clipped() -> None:
-    """Check that the norm is that of all shards together, as in torch's clipping."""
-    ours, twin = by_fsdp(torch.float64), by_fsdp(torch.float64)
-    step = torch_optimizer(chain(clip_by_global_norm(0.01), sgd(lr=LR)), ours)
-    theirs = torch.optim.SGD(twin.parameters(), lr=LR)
-    for model in (ours, twin):
-        set_gradients(model, 0, "fsdp", missing=False)
-    nn.utils.clip_grad_norm_(twin.parameters(), 0.01)
-    step(ours)
-    theirs.step()
-    for a, b in zip(ours.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(_local(a), _local(b), atol=1e-8)
 
 
 def in_backward() -> None:

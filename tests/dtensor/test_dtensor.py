@@ -22,7 +22,7 @@ torch's AdamW loses the steps of complex shards of different sizes.
 """
 
 
-LIKE_TORCH = ("torch", "numbers", "plain", "checkpoints", "clipped", "in backward", "with inputs")
+LIKE_TORCH = ("torch", "numbers", "plain", "checkpoints", "in backward", "with inputs")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,6 @@ def worlds() -> dict[int, Outcomes]:
         "numbers": Job(numbers.as_torch),
         "plain": Job(jobs.as_plain_tensors, {"cases": AS_PLAIN}),
         "checkpoints": Job(jobs.checkpoints),
-        "clipped": Job(jobs.clipped),
         "in backward": Job(jobs.in_backward),
         "with inputs": Job(jobs.with_inputs),
         "refused": Job(jobs.refused),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, StochasticWeightAveraging
 from lightning.pytorch.loggers import CSVLogger
+from torch.optim.swa_utils import SWALR
 
 from tests.choices import each
 
@@ -127,23 +128,35 @@ def test_learning_rates_are_monitored(name: str, tmp_path_factory: Any) -> None:
 
 @each(name=OPTIMIZERS)
 def test_weights_are_averaged_by_swa(name: str, tmp_path_factory: Any) -> None:
-    """Fault 18: SWALR writes a rate into every group."""
+    """Fault 18: SWALR writes a rate into every group.
+
+    The average is that of a loop without Lightning, by torch's own optimizer where torch has it.
+    """
     folder = tmp_path_factory.mktemp("run")
     module = Trained(lambda model: optimizer_of(name, model), every="epoch")
     trainer = fit(module, 4, folder, callbacks=[StochasticWeightAveraging(0.02, swa_epoch_start=2)])
     assert trainer.current_epoch == 4
-    assert all(torch.isfinite(one).all() for one in values(module.model).values())
+    assert_same(values(module.model), averaged_by_hand(name))
 
 
-@each(name=TORCH)
-def test_the_average_is_that_of_torchs_optimizer(name: str, tmp_path_factory: Any) -> None:
-    results = []
-    for made in (
-        lambda model: optimizer_of(name, model),
-        lambda model: TORCH[name](model.parameters()),
-    ):
-        module = Trained(made, every="epoch")
-        averaging = StochasticWeightAveraging(0.02, swa_epoch_start=2)
-        fit(module, 4, tmp_path_factory.mktemp("run"), callbacks=[averaging])
-        results.append(values(module.model))
-    assert_same(*results)
+def averaged_by_hand(name: str) -> dict[str, torch.Tensor]:
+    """Return the mean of the parameters at the starts of the second, third and fourth epoch."""
+    model = Model()
+    optimizer: Any = TORCH[name](model.parameters()) if name in TORCH else optimizer_of(name, model)
+    schedule, mean = schedule_of(optimizer), values(model)
+    for epoch in range(4):
+        if epoch == 1:
+            for group in optimizer.param_groups:
+                group["initial_lr"] = 0.02
+            rates = [0.02] * len(optimizer.param_groups)
+            schedule = SWALR(optimizer, rates, anneal_epochs=10, last_epoch=4)
+            mean = values(model)
+        if epoch > 1:
+            now = values(model)
+            mean = {key: one + (now[key] - one) / epoch for key, one in mean.items()}
+        for batch in batches():
+            optimizer.zero_grad()
+            model(**batch)["loss"].backward()
+            optimizer.step()
+        schedule.step()
+    return mean

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim.plan import StepPlan, engine
 from hooks import OptimizerState, step_hook
 from tests.choices import case
 from tests.composition.trees import COMPOSED
@@ -59,42 +58,6 @@ def test_it_is_the_optimizer_itself(name: str) -> None:
                 params, own = optimizer.update(params, grads, own)
                 assert_same({n: p.detach() for n, p in ddp.module.named_parameters()}, dict(params))
             assert_same(state.state, own._replace(leaves=dict(own.leaves)))
-
-
-@pytest.mark.parametrize("name", COMPOSED)
-def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A steady step plans nothing, although gradients and hyper-parameters change."""
-    made: list[str] = []
-    for owner, what in ((StepPlan, "__init__"), (engine, "prepare")):
-        monkeypatch.setattr(owner, what, noted(made, what, getattr(owner, what)))
-    state = OptimizerState(COMPOSED[name](), DistributedDataParallel(Model()))
-    params: Any = {one: p.detach().clone() for one, p in state.params.items()}
-    alone = COMPOSED[name]().using(executor="reference")  # the reference executor uses no plan
-    own = alone.init(params)
-    names = [k for k, v in state.chain.hyper.items() if k[-2:] == "lr" and type(v) is float]
-    for step in range(36):
-        grads = {one: normal(*p.shape, seed=step + k) for k, (one, p) in enumerate(params.items())}
-        there = [one for one in grads if step % 2 or one != "scale"]
-        if step == 30:
-            made.clear()
-        lrs = dict.fromkeys(names, 0.1 / (step + 1))
-        state.set_hyper(**lrs)
-        state.step_some(there, [grads[one] for one in there])
-        given = {one: grads[one] if one in there else None for one in grads}
-        params, own = alone.update(params, given, own, **lrs)
-        assert_same({one: p.detach() for one, p in state.params.items()}, params)
-    assert_same(state.state, own)
-    assert made == []
-
-
-def noted(found: list[str], name: str, before: Any) -> Any:
-    def called(*given: Any, **options: Any) -> Any:
-        found.append(name)
-        return before(*given, **options)
-
-    return called
 
 
 def test_it_goes_on_from_a_state() -> None:

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hooks.buckets import BucketPosition
-from hooks.communication import AllReduceMean, HookResult
 from hooks.driver import BucketDriver
 from hooks.work_queue import work_queue_of
 from sharding.transport.local import LocalWorld
@@ -82,22 +81,3 @@ def test_jobs_of_two_hooks_are_done_in_the_order_in_which_they_came() -> None:
     for future in futures:
         future.wait()
     assert order == list(range(6))
-
-
-def test_a_mean_is_that_of_torch_s_hook_and_in_place() -> None:
-    def run(group: Any) -> bool:
-        buffer = torch.randn(7, generator=torch.Generator().manual_seed(group.rank()))
-        want = buffer.clone() / 3
-        dist.all_reduce(want, group=group)
-        found = AllReduceMean(group, buffer).wait()
-        return found is buffer and torch.equal(found, want)
-
-    assert LocalWorld(3).run(run) == [True] * 3
-
-
-def test_a_result_that_is_no_bucket_is_refused() -> None:
-    for result, text in [(torch.ones(3), "returned 3 elements"), ("x", "returned str")]:
-        future: Any = torch.futures.Future()
-        future.set_result(result)
-        with pytest.raises(ValueError, match=rf"{text} for a bucket of 2 elements"):
-            HookResult(torch.ones(2), future).wait()

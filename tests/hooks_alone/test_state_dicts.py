@@ -29,7 +29,7 @@ from functional_optim import (
     stored,
 )
 from hooks import OptimizerState, step_hook
-from tests.choices import case, each_value
+from tests.choices import case
 
 from .support import assert_same, loss, model
 
@@ -47,14 +47,12 @@ CHAINS: dict[str, Callable[[], Optimizer]] = {
     "a chain": lambda: chain(clip_by_global_norm(0.5), lion(lr=0.01)),
     "a schedule": lambda: sgd(lr=_halved, momentum=0.5),
     "8-bit state": lambda: stored(adamw(lr=0.1), state="int8"),
+    # These find their step size from sums over all parameters.
+    "prodigy": lambda: chain(clip_by_global_norm(0.5), prodigy()),
+    "dadapt_adam": lambda: chain(clip_by_global_norm(0.5), dadapt_adam(d0=0.1)),
+    "dadapt_sgd": lambda: chain(clip_by_global_norm(0.5), dadapt_sgd(d0=0.1, momentum=0.5)),
+    "dog": lambda: chain(clip_by_global_norm(0.5), dog(reps_rel=0.1)),
 }
-FOUND: dict[str, Callable[[], Optimizer]] = {
-    "prodigy": prodigy,
-    "dadapt_adam": lambda: dadapt_adam(d0=0.1),
-    "dadapt_sgd": lambda: dadapt_sgd(d0=0.1, momentum=0.5),
-    "dog": lambda: dog(reps_rel=0.1),
-}
-"""Optimizers that find their step size from sums over all parameters."""
 
 
 def _halved(made: Any) -> Any:
@@ -238,29 +236,3 @@ def test_what_others_write_into_a_group_is_kept() -> None:
     _, state = hooked(adamw(lr=0.1))
     state.param_groups[0]["initial_lr"] = 0.1
     assert state.state_dict()["param_groups"][0]["initial_lr"] == 0.1
-
-
-@each_value(make=FOUND)
-def test_what_is_composed_has_groups_and_checkpoints_too(make: Callable[[], Optimizer]) -> None:
-    """Composed optimizers have the same groups and checkpoints in TorchOptimizer."""
-
-    def made() -> Optimizer:
-        return chain(clip_by_global_norm(0.5), make())
-
-    ddp, state = hooked(made())
-    hook_steps(ddp, range(3))
-    twin = copy.deepcopy(ddp.module)
-    plain = TorchOptimizer(twin.named_parameters(), made())
-    saved = state.state_dict()
-    plain.load_state_dict(saved)
-    assert_equal(plain.state_dict(), saved)
-    back, other = hooked(made())
-    back.module.load_state_dict(twin.state_dict())
-    other.load_state_dict(saved)
-    for groups in (state.param_groups, plain.param_groups, other.param_groups):
-        groups[0]["lr"] = 0.5
-    for module in (ddp, back):
-        hook_steps(module, range(3, 5))
-    plain_steps(twin, plain, range(3, 5))
-    assert_same(ddp.module, twin)
-    assert_same(back.module, twin)

@@ -1,6 +1,5 @@
 """Runs of MatrixOwnerOptimizer that stop and continue through torch.distributed.checkpoint."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
     get_optimizer_state_dict,
-    set_model_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -22,6 +19,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from functional_optim import TorchOptimizer, adamw
 from sharding import MatrixOwnerOptimizer, ZeroRedundancyOptimizer
 from tests.choices import case
+from tests.distributed_checkpoint import runs
+from tests.distributed_checkpoint.runs import save
 from tests.tensors import normal
 
 from .models import LR, OPTIMIZERS, plain, shard, whole, world
@@ -87,27 +86,9 @@ def _matrices(optimizer: Any) -> set[str]:
     return found
 
 
-def save(model: nn.Module, optimizer: Any, folder: str, group: Any = None) -> None:
-    state = {
-        "model": get_model_state_dict(model),
-        "optim": get_optimizer_state_dict(model, optimizer),
-    }
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.save(state, checkpoint_id=folder, process_group=group)
-
-
 def load(model: nn.Module, optimizer: Any, folder: str, group: Any = None) -> None:
-    state = {
-        "model": get_model_state_dict(model),
-        "optim": get_optimizer_state_dict(model, optimizer),
-    }
     planner = DefaultLoadPlanner(allow_partial_load=has_names_in_groups(optimizer))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.load(state, checkpoint_id=folder, planner=planner, process_group=group)
-    set_model_state_dict(model, state["model"])
-    set_optimizer_state_dict(model, optimizer, state["optim"])
+    runs.load(model, optimizer, folder, group, planner=planner)
 
 
 def has_names_in_groups(optimizer: Any) -> bool:

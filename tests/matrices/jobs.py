@@ -21,7 +21,9 @@ from .models import (
     LR,
     OPTIMIZERS,
     Collectives,
+    Experts,
     Pair,
+    Tied,
     parts,
     plain,
     raised,
@@ -149,20 +151,6 @@ def planned() -> str:
     return made.digest
 
 
-class Experts(nn.Module):
-    """Model with a stack of matrices, one for each expert, and a router."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.up = nn.Parameter(normal(5, 6, 4, seed=1))
-        self.router = nn.Linear(4, 5, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        router = self.router(x)
-        return (torch.einsum("emn,bn->bem", self.up, x) * router[..., None]).sum(-1)
-
-
 def experts() -> None:
     """Check that each rank steps its experts itself, with the result of one process."""
     for optimizer in (
@@ -193,20 +181,6 @@ def experts_alone() -> None:
         with Collectives() as seen:
             optimizer.step()
         assert seen.names == []
-
-
-class Tied(nn.Module):
-    """Model whose first and last layers share one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)
-        self.middle = nn.Linear(5, 5)
-        self.last.weight = self.first.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.middle(self.first(x).tanh()).tanh())
 
 
 def frozen_and_tied() -> None:

@@ -35,6 +35,7 @@ from functional_optim import (
 )
 from functional_optim.storage import stored
 from sharding import MatrixOwnerOptimizer
+from tests.tensors import normal
 
 LR = 0.05
 
@@ -90,6 +91,34 @@ def plain(dtype: torch.dtype = torch.float32) -> nn.Sequential:
     layers = [nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 4)]
     layers += [nn.Tanh(), nn.Linear(4, 1)]
     return nn.Sequential(*layers).to(dtype)
+
+
+class Experts(nn.Module):
+    """Model with a stack of matrices, one for each expert, and a router."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Parameter(normal(5, 6, 4, seed=1))
+        self.router = nn.Linear(4, 5, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        router = self.router(x)
+        return (torch.einsum("emn,bn->bem", self.up, x) * router[..., None]).sum(-1)
+
+
+class Tied(nn.Module):
+    """Model whose first and last layers share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)
+        self.middle = nn.Linear(5, 5)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.first(x).tanh()).tanh())
 
 
 def world() -> DeviceMesh:

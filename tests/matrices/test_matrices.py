@@ -43,20 +43,15 @@ def worlds() -> dict[int, Outcomes]:
     }
     of_four = {
         "as one": Job(jobs.as_one_process, {"names": NAMES[::3]}),
-        "experts": Job(jobs.experts),
         "frozen and tied": Job(jobs.frozen_and_tied),
         "replicas": Job(jobs.on_replicas, {"names": ["muon", "clipped", "accumulated"]}),
         "subgroup": Job(jobs.on_subgroup, {"names": ["muon", "clipped"]}),
         "saved": Job(jobs.saved, {"names": ["finite, clipped"]}),
         "refused": Job(refusals.refused),
-        "failing owner": Job(refusals.failing_owner),
         "failing later": Job(refusals.failing_after_sending),
-        "mended": Job(refusals.mended),
-        "not finite": Job(jobs.not_finite),
         "meshes": Job(refusals.refused_meshes),
         "beside plain": Job(jobs.beside_plain),
         "collectives": Job(jobs.collectives),
-        "overlapped": Job(jobs.overlapped),
         "planned": Job(jobs.planned),
     }
     return {

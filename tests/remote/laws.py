@@ -61,6 +61,8 @@ def groups_schedulers_and_state(make: Make) -> None:
                 ["embed.weight", "hidden.bias"],
                 ["hidden.weight", "scale"],
             ]
+            names = [group["param_names"] for group in saved["param_groups"]]
+            assert names == [list(SHAPES)[:1], list(SHAPES)[1:]]
             twin.load_state_dict(saved)
             optimizer.close()
             moved = {name: one.requires_grad_() for name, one in found.items()}
@@ -69,6 +71,7 @@ def groups_schedulers_and_state(make: Make) -> None:
             schedulers[0].optimizer = optimizer
     assert_same(values(optimizer), twins)
     wrong = optimizer.state_dict()
+    wrong["param_groups"][0]["lr"] = 9.0
     wrong["state"][0]["exp_avg"].zero_()
     wrong["state"][1]["exp_avg"] = torch.zeros(7)
     with pytest.raises(ValueError, match=r"load_state_dict failed on 1 of 2 workers:\n"):
@@ -116,6 +119,8 @@ def clipping_and_a_scaler_are_over_all_workers(make: Make) -> None:
     scaler.scale(torch.ones(()))
     scaled = {name: grad * 8.0 for name, grad in gradients(0).items() if grad is not None}
     assert not optimizer.unscale_(scaled, scaler)
+    with pytest.raises(RuntimeError, match="already called"):
+        optimizer.unscale_(scaled, scaler)
     twins = parameters()
     for name, grad in gradients(0).items():
         twins[name].grad = grad
@@ -131,6 +136,7 @@ def clipping_and_a_scaler_are_over_all_workers(make: Make) -> None:
     scaler.update()
     assert_same(values(optimizer), want)
     assert scaler.get_scale() == 4.0
+    assert {one.steps for one in optimizer.counters().values()} == {1}
     optimizer.close()
 
 
@@ -152,6 +158,8 @@ def sparse_gradients_touch_their_rows(make: Make) -> None:
                     found.square().sum(), list(snapshot.parameters.values())
                 )
                 assert grads[0].is_sparse
+                norm = optimizer.clip_grad_norm_(grads, 1e9)
+                torch.testing.assert_close(norm, grads[0].to_dense().double().norm())
                 optimizer.step(grads, snapshot)
                 own.update_([table], [grads[0]], state)
             assert_same(values(optimizer), {"weight": table})

@@ -1,6 +1,7 @@
 """Support of these tests: a small named model, its gradients, and a local run."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,29 @@ SHAPES = {"embed.weight": (5, 3), "hidden.weight": (4, 4), "hidden.bias": (4,), 
 LIMIT = 240.0
 """Seconds to wait for other threads and processes; a test's own limit is longer."""
 Gradients = Mapping[str, Tensor | None]
+
+
+class WithoutEquivalent(torch.optim.SGD):
+    """Optimizer class without functional equivalent."""
+
+
+def run(calls: Sequence[Callable[[], None]]) -> None:
+    """Run each call in its own thread; raise the first error."""
+    errors: list[BaseException] = []
+
+    def caught(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001  raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=caught, args=(one,)) for one in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    if errors:
+        raise errors[0]
 
 
 def noise(seed: int, *shape: int) -> Tensor:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from functional_optim import (
-    TorchOptimizer,
     accumulate,
     adamw,
     chain,
@@ -20,7 +19,7 @@ from functional_optim.frontends.local_optimizer import bind_recipe, local_optimi
 from functional_optim.testing import ANY_SHAPE
 from tests.choices import case, each_value
 
-from .support import SHAPES, assert_same, gradients, locally, noise, parameters
+from .support import WithoutEquivalent, assert_same, gradients, locally, noise, parameters
 
 
 def test_a_class_for_sparse_gradients_takes_no_others() -> None:
@@ -85,50 +84,12 @@ def test_what_stands_in_grad_is_neither_read_nor_changed() -> None:
             assert torch.equal(made[0]["scale"], parameters()["scale"])
 
 
-class WithoutEquivalent(torch.optim.SGD):
-    """Optimizer class without functional equivalent."""
-
-
 def test_what_was_resolved_can_be_sent() -> None:
     for given in (torch.optim.AdamW, adamw, adamw(), lambda lr: chain(adamw(lr=lr))):
         found = pickle.loads(pickle.dumps(resolve_recipe(given, (), {"lr": 0.1})))
         params = parameters()
         bind_recipe(found, params.items()).step(list(gradients(0).values()))
         assert_same(params, locally(adamw(lr=0.1), [gradients(0)]))
-
-
-def test_a_state_of_torch_optimizer_loads() -> None:
-    params, twins = parameters(), parameters()
-    other = TorchOptimizer(twins.values(), adamw(lr=0.2))
-    for name, grad in gradients(0).items():
-        twins[name].grad = grad
-    other.step()
-    for name, param in params.items():
-        param.data.copy_(twins[name].data)
-    local = local_optimizer(torch.optim.AdamW, params.values())
-    local.load_state_dict(other.state_dict())
-    local.step(list(gradients(1).values()))
-    assert_same(params, locally(adamw(lr=0.2), [gradients(0), gradients(1)]))
-
-
-def test_totals_of_several_parts() -> None:
-    """Two optimizers that share a norm step as one optimizer."""
-    made = chain(clip_by_global_norm(0.1), sgd(lr=0.5, momentum=0.9))
-    params = parameters()
-    halves = [list(SHAPES)[:2], list(SHAPES)[2:]]
-    parts = [local_optimizer(made, [params[name] for name in half]) for half in halves]
-    for step in range(2):
-        given = gradients(step, ("hidden.bias",))
-        own = [[given[name] for name in half] for half in halves]
-        added = [part.measure(one) for part, one in zip(parts, own, strict=True)]
-        total = torch.tensor(0.0, dtype=torch.float64)
-        for one in torch.cat(added):
-            total = total + one
-        for part, one in zip(parts, own, strict=True):
-            assert part.measured_stages == 1
-            part.step(one, measured=[total])
-    steps = [gradients(step, ("hidden.bias",)) for step in range(2)]
-    assert_same(params, locally(made, steps))
 
 
 def test_groups_and_bad_input() -> None:

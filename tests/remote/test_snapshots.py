@@ -1,6 +1,7 @@
 """Snapshots over threads: steps disturb no backward pass, no step is lost, little is copied."""
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,7 +23,17 @@ from functional_optim.remote import Snapshot, StaleError
 from functional_optim.remote.snapshot import call_with_parameters
 from tests.choices import case, pairs
 
-from .support import SHAPES, assert_same, gradients, locally, noise, parameters, placement
+from .support import (
+    SHAPES,
+    WithoutEquivalent,
+    assert_same,
+    gradients,
+    locally,
+    noise,
+    parameters,
+    placement,
+    run,
+)
 
 over_threads = DistributedOptimizer.over_threads
 TRAINERS = 4
@@ -83,25 +94,6 @@ def all_read_then_step_in_turn(
     return len(failed), len(made)
 
 
-def run(calls: Sequence[Callable[[], None]]) -> None:
-    """Run each call in its own thread; raise the first error."""
-    errors: list[BaseException] = []
-
-    def caught(call: Callable[[], None]) -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001  raised below
-            errors.append(error)
-
-    threads = [threading.Thread(target=caught, args=(one,)) for one in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    if errors:
-        raise errors[0]
-
-
 def test_no_step_disturbs_a_backward_pass() -> None:
     """If torch's optimizer steps in place, only the first trainer of each round succeeds."""
     shared = model()
@@ -117,12 +109,14 @@ def test_no_step_disturbs_a_backward_pass() -> None:
     )
     assert (failed, made) == (ROUNDS * (TRAINERS - 1), ROUNDS)
 
-    for options in pairs(optimizer=[torch.optim.AdamW, Plain], workers=[1, 3]):
+    for options in pairs(optimizer=[torch.optim.AdamW, WithoutEquivalent], workers=[1, 3]):
         with case(**options):
             shared = model()
             names = [name for name, _ in shared.named_parameters()]
             where = {name: f"ps{k % options['workers']}" for k, name in enumerate(names)}
-            optimizer = made_quietly(options["optimizer"], shared, where)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                optimizer = over_threads(options["optimizer"], shared, where, lr=0.01)
             found = all_read_then_step_in_turn(reader(optimizer), optimizer.step)
             assert found == (0, ROUNDS * TRAINERS)
             for one in optimizer.counters().values():
@@ -138,26 +132,6 @@ def reader(optimizer: DistributedOptimizer) -> Callable[[], tuple[Mapping[str, T
         return snapshot.parameters, snapshot
 
     return read
-
-
-class Plain(torch.optim.Optimizer):
-    """Optimizer class without functional equivalent."""
-
-    def __init__(self, params: Any, lr: float = 0.5) -> None:
-        super().__init__(params, {"lr": lr})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        with torch.no_grad():
-            for group in self.param_groups:
-                for param in group["params"]:
-                    param.sub_(param.grad, alpha=group["lr"])
-
-
-def made_quietly(optimizer: Any, params: Any, where: Mapping[str, str]) -> DistributedOptimizer:
-    if optimizer is not Plain:
-        return over_threads(optimizer, params, where, lr=0.01)
-    with pytest.warns(UserWarning, match="no functional equivalent"):
-        return over_threads(optimizer, params, where, lr=0.01)
 
 
 def test_every_step_is_made_whole_and_none_is_lost() -> None:

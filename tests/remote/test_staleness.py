@@ -10,8 +10,7 @@ from functional_optim import DistributedOptimizer, sgd
 from functional_optim.remote import StaleError, WorkerError
 from tests.choices import case
 
-from .support import SHAPES, assert_same, gradients, locally, parameters, placement
-from .test_snapshots import run
+from .support import SHAPES, assert_same, gradients, locally, parameters, placement, run
 
 over_threads = DistributedOptimizer.over_threads
 

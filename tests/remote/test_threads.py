@@ -43,29 +43,6 @@ def test_every_optimizer_equals_the_local_run(
     assert all(param.grad is None for param in params.values())
 
 
-def test_every_registered_class_is_torchs_to_the_bit() -> None:
-    for one in ONE_CHAIN.values():
-        if one.oracle in (None, torch.optim.SparseAdam):  # SparseAdam takes only sparse gradients
-            continue
-        with case(cls=one.oracle):
-            params, twins = parameters(), parameters()
-            optimizer = over_threads(one.oracle, params, placement(3))
-            twin = one.oracle(twins.values(), foreach=False)
-            for step in range(3):
-                given_now = gradients(step, ("hidden.bias",) if step == 1 else ())
-                optimizer.step(list(given_now.values()))
-                for name, grad in given_now.items():
-                    twins[name].grad = grad
-                twin.step()
-            assert_same(params, twins)
-            assert optimizer.is_functional_optim
-            saved, kept = optimizer.state_dict(), twin.state_dict()
-            assert (
-                saved["param_groups"][0].keys() - {"param_names"} == kept["param_groups"][0].keys()
-            )
-            optimizer.close()
-
-
 def test_a_plan_places_parameters() -> None:
     params = parameters()
     plan = sharding.plan(params, 2, "greedy")
@@ -74,20 +51,6 @@ def test_a_plan_places_parameters() -> None:
     optimizer.step(gradients(0))
     optimizer.close()
     assert_same(params, locally(adamw(lr=0.1), [gradients(0)]))
-
-
-def test_sparse_gradients_touch_their_rows() -> None:
-    table = torch.nn.Embedding(5, 2, sparse=True)
-    before = table.weight.detach().clone()
-    optimizer = over_threads(torch.optim.SGD, table, {"weight": "ps0"}, lr=1.0)
-    grads = list(torch.autograd.grad(table(torch.tensor([1, 1, 3])).sum(), [table.weight]))
-    assert grads[0].is_sparse
-    norm = optimizer.clip_grad_norm_(grads, 1e9)
-    torch.testing.assert_close(norm, torch.tensor(10.0, dtype=torch.float64).sqrt())
-    optimizer.step(grads)
-    optimizer.close()
-    moved = (before - table.weight.detach())[:, 0]
-    torch.testing.assert_close(moved, torch.tensor([0.0, 2.0, 0.0, 1.0, 0.0]))
 
 
 def test_clipping_is_over_all_workers() -> None:

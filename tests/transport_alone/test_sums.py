@@ -3,13 +3,11 @@
 import functools
 import operator
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sharding.transport.buffers import as_bytes, as_real, divide, prepare_average
 from sharding.transport.ordered_sum import BLOCK, add_in_rank_order
 from tests.choices import case, examples
 from tests.transport.buffers import gradient, reduced, same
@@ -52,40 +50,3 @@ def test_nan_and_infinity_pass_through() -> None:
     own, expected = added(terms, 1), functools.reduce(operator.add, terms)
     assert torch.equal(own.isnan(), expected.isnan())
     assert torch.equal(own.nan_to_num(), expected.nan_to_num())
-
-
-def test_dtypes_that_are_not_summed() -> None:
-    for dtype in (torch.int32, torch.bool, torch.float8_e5m2):
-        with (
-            case(dtype=dtype),
-            pytest.raises(TypeError, match=r"sums float32, float64.* got torch\."),
-        ):
-            as_real(torch.zeros(2).to(dtype), [(0, 2)])
-
-
-def test_views_share_memory_and_scale_ranges() -> None:
-    flat = torch.zeros(3, dtype=torch.complex64)
-    real, cuts = as_real(flat, [(1, 3)])
-    real[slice(*cuts[0])] = 1.0
-    assert flat.tolist() == [0, 1 + 1j, 1 + 1j]
-    raw, cuts = as_bytes(flat, [(1, 3)])
-    raw[slice(*cuts[0])] = 0
-    assert flat.tolist() == [0, 0, 0]
-    assert raw.numel() == 24 and cuts == [(8, 24)]
-
-
-def test_division_leaves_what_nobody_owns() -> None:
-    flat = torch.ones(4)
-    divide(flat, [(0, 1), (2, 4)])
-    assert flat.tolist() == [0.5, 1.0, 0.5, 0.5]
-
-
-def test_complex_terms_are_divided_at_once() -> None:
-    """Real and imaginary parts divided separately give other bits than a complex division."""
-    flat = torch.tensor([1.0 + 2.0j, 3.0 - 1.0j, 5.0 + 0.0j], dtype=torch.complex64)
-    want = flat / 3
-    assert prepare_average(flat, [(0, 1), (1, 2), (2, 2)]) == 1
-    assert torch.equal(flat[:2], want[:2]) and flat[2] == 5.0
-    real = torch.ones(2)
-    assert prepare_average(real, [(0, 1), (1, 2)]) == 2
-    assert real.tolist() == [1.0, 1.0]

@@ -1,6 +1,5 @@
 """Tests with one rank: the constructor, its arguments, and plans."""
 
-import functools
 import logging
 import math
 from typing import Any
@@ -160,13 +159,6 @@ def test_something_else_is_refused() -> None:
         ZeroRedundancyOptimizer(params(), 7)
     with pytest.raises(TypeError, match="must make a torch.optim.Optimizer"):
         ZeroRedundancyOptimizer(params(), lambda groups: groups)
-
-
-def test_a_partial_is_a_class_like_others() -> None:
-    zero = ZeroRedundancyOptimizer(params(), functools.partial(torch.optim.SGD, lr=0.5))
-    step(zero)
-    assert zero.params["0.0"].tolist() == [-0.5, 0.5, 1.5]
-    assert zero.param_groups[0]["lr"] == 0.5
 
 
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}])

@@ -7,12 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import (
-    TorchOptimizer,
-    adamw,
-    chain,
-    clip_by_global_norm,
-)
 from sharding import ZeroRedundancyOptimizer
 from tests.zero_local.compare import difference
 
@@ -81,19 +75,3 @@ def test_options_that_need_other_state_are_loaded_with_it() -> None:
     assert zero.param_groups[0]["amsgrad"] is True
     with pytest.raises(ValueError, match="decoupled_weight_decay"):
         ZeroRedundancyOptimizer(params(), torch.optim.AdamW).load_state_dict(other.state_dict())
-
-
-@pytest.mark.parametrize("policy", ["greedy", "elements"])
-def test_our_optimizers_read_the_local_front_ends_checkpoints(policy: str) -> None:
-    wanted = chain(clip_by_global_norm(0.5), adamw(lr=0.1, amsgrad=True))
-    one, two = params(), params()
-    zero, other = ZeroRedundancyOptimizer(one, wanted, policy=policy), TorchOptimizer(two, wanted)
-    step(zero)
-    step(other)
-    zero.consolidate_state_dict()
-    assert difference(zero.state_dict(), other.state_dict()) == []
-    other.load_state_dict(zero.state_dict())
-    zero.load_state_dict(other.state_dict())
-    step(zero, 3.0)
-    step(other, 3.0)
-    assert all(map(torch.equal, one, two))

@@ -1,22 +1,21 @@
 """Tests of steps on one rank: hooks, options, gradients, and several kinds of chains."""
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_model
-from torch import Tensor, nn
+from torch import nn
 
 from functional_optim import (
-    TorchOptimizer,
-    adamw,
     chain,
     clip_by_global_norm,
     sgd,
 )
 from functional_optim.core.buffer_memory import buffer_of
-from functional_optim.core.stage import NoState, Rule
 from sharding import ZeroRedundancyOptimizer
 
 from .alone import params, step
@@ -59,66 +58,89 @@ def test_options_are_in_step_in_both_directions() -> None:
     assert zero.param_groups[0]["added"] == 1
 
 
-def test_an_option_that_needs_other_state_is_named() -> None:
+def test_state_that_does_not_fit_is_named() -> None:
     zero = ZeroRedundancyOptimizer(params(), torch.optim.Adam, lr=1.0)
     step(zero)
     before = zero.params["0.0"].tolist()
     zero.param_groups[0]["amsgrad"] = True
     with pytest.raises(ValueError, match="now needs max_exp_avg_sq"):
         step(zero)
+    zero.param_groups[0]["amsgrad"] = False
+    zero.optim.state[zero.params["0.0"]]["exp_avg"] = torch.ones(7)
+    with pytest.raises(ValueError, match="exp_avg"):
+        step(zero)
     assert zero.params["0.0"].tolist() == before
 
 
-def test_an_option_that_needs_other_state_before_the_first_step() -> None:
-    """The first step creates the state by the options of that step, as torch's optimizers do."""
-    one, two = params(), params()
-    zero = ZeroRedundancyOptimizer(one, torch.optim.Adam, lr=0.5)
-    other = torch.optim.Adam(two, lr=0.5, foreach=False)
-    for optimizer in (zero, other):
-        optimizer.param_groups[0]["amsgrad"] = True
-        step(optimizer)
-        step(optimizer, -0.5)
-    assert all(map(torch.equal, one, two))
-    assert zero.optim.state[one[0]].keys() == other.state[two[0]].keys()
+Change = Callable[[int, Any, list[nn.Parameter]], None]
+"""Change before a step: a function of its number, the optimizer, and the parameters."""
 
 
-@pytest.mark.parametrize("dampening", [0.0, 0.5])
-def test_an_option_that_is_switched_on_first(dampening: float) -> None:
-    one, two = params(), params()
-    options = {"lr": 0.5, "dampening": dampening}
-    zero = ZeroRedundancyOptimizer(one, torch.optim.SGD, **options)
-    other = torch.optim.SGD(two, foreach=False, **options)
-    for momentum in (0.0, 0.5, 0.5):
-        for optimizer in (zero, other):
-            optimizer.param_groups[0]["momentum"] = momentum
-            step(optimizer)
-    assert all(map(torch.equal, one, two))
-    assert "momentum_buffer" in zero.optim.state[one[0]]
+def momentum(*values: float) -> Change:
+    def change(number: int, optimizer: Any, _: Any) -> None:
+        optimizer.param_groups[0]["momentum"] = values[number % len(values)]
+
+    return change
 
 
-def test_an_option_that_is_switched_off_and_on() -> None:
-    one, two = params(), params()
-    zero = ZeroRedundancyOptimizer(one, torch.optim.SGD, lr=0.5, momentum=0.5)
-    other = torch.optim.SGD(two, lr=0.5, momentum=0.5, foreach=False)
-    for momentum in (0.5, 0.0, 0.5):
-        for optimizer in (zero, other):
-            optimizer.param_groups[0]["momentum"] = momentum
-            step(optimizer)
-    assert all(map(torch.equal, one, two))
+def amsgrad(number: int, optimizer: Any, _: Any) -> None:
+    optimizer.param_groups[0]["amsgrad"] = True
 
 
-def test_a_learning_rate_in_a_tensor() -> None:
-    """The group holds a copy of the tensor, and each step reads the current value of that copy."""
-    one, two = params(), params()
-    rate = torch.tensor(0.5)
-    zero = ZeroRedundancyOptimizer(one, torch.optim.AdamW, lr=rate)
-    other = torch.optim.AdamW(two, lr=rate, foreach=False)
-    for value in (0.5, 0.25):
-        rate.fill_(value)
-        zero.param_groups[0]["lr"].fill_(value)
-        step(zero)
-        step(other)
-    assert all(map(torch.equal, one, two))
+def fill_lr(number: int, optimizer: Any, _: Any) -> None:
+    optimizer.param_groups[0]["lr"].fill_(0.5 / (1 + number))
+
+
+def write_state(number: int, optimizer: Any, params: list[nn.Parameter]) -> None:
+    if number == 3:
+        optimizer = getattr(optimizer, "optim", optimizer)
+        optimizer.state[params[0]]["exp_avg"].mul_(2.0)
+        optimizer.state[params[1]]["exp_avg_sq"] = torch.full((2,), 0.125)
+
+
+def delete_state(number: int, optimizer: Any, params: list[nn.Parameter]) -> None:
+    if number == 3:
+        del getattr(optimizer, "optim", optimizer).state[params[1]]
+
+
+def freeze(number: int, _: Any, params: list[nn.Parameter]) -> None:
+    params[0].requires_grad_(number > 3)
+
+
+CHANGES: dict[str, tuple[Any, dict[str, Any], Change]] = {
+    "amsgrad before the first step": (torch.optim.Adam, {}, amsgrad),
+    "momentum on": (torch.optim.SGD, {}, momentum(0.0, *[0.5] * 8)),
+    "momentum on, damped": (torch.optim.SGD, {"dampening": 0.5}, momentum(0.0, *[0.5] * 8)),
+    "momentum off and on": (torch.optim.SGD, {}, momentum(0.5, 0.5, 0.0)),
+    "lr in a tensor": (torch.optim.AdamW, {"lr": torch.tensor(0.5)}, fill_lr),
+    "state is written": (torch.optim.Adam, {}, write_state),
+    "state is deleted": (torch.optim.Adam, {}, delete_state),
+    "trained late": (torch.optim.AdamW, {}, freeze),
+    "experts": (torch.optim.SGD, {}, momentum(*[0.9] * 3, *[0.0] * 3)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_between_steps_are_those_of_torch(name: str) -> None:
+    """Options, state and trainability may change before any step, as with torch.optim."""
+    cls, options, change = CHANGES[name]
+    one, two = params(3, 2, 4), params(3, 2, 4)
+    zero = ZeroRedundancyOptimizer(one, cls, **{"lr": 0.5, **options})
+    other = cls(two, foreach=False, **{"lr": 0.5, **copy.deepcopy(options)})
+    for number in range(9):
+        chosen = ((0, 1, 2), (0, 2), (1,))[number % 3] if name == "experts" else (0, 1, 2)
+        for every, optimizer in ((one, zero), (two, other)):
+            change(number, optimizer, every)
+            for place, param in enumerate(every):
+                given = param.requires_grad and place in chosen
+                param.grad = torch.full_like(param, 1.0 - number / 4) if given else None
+            optimizer.step()
+        assert all(map(torch.equal, one, two)), number
+    for ours, theirs in zip(one, two, strict=True):
+        found, wanted = zero.optim.state[ours].keys(), other.state[theirs].keys()
+        assert found - {"step"} == wanted - {"step"}  # torch's SGD counts no steps
+        if "step" in other.state[theirs]:
+            assert int(zero.optim.state[ours]["step"]) == int(other.state[theirs]["step"])
 
 
 def test_gradients_that_do_not_fit_are_refused_before_anything_changes() -> None:
@@ -132,18 +154,6 @@ def test_gradients_that_do_not_fit_are_refused_before_anything_changes() -> None
     with pytest.raises(ValueError, match=r"gradient at '0\.1' has dtype torch.float64"):
         zero.step()
     assert first.tolist() == [0.0, 1.0, 2.0]
-
-
-def test_sparse_gradients() -> None:
-    tables = [nn.Embedding(6, 2, sparse=True) for _ in range(2)]
-    for table in tables:  # sums of these values are exact in any order
-        table.weight.data = torch.arange(12.0).view(6, 2) / 4
-    zero = ZeroRedundancyOptimizer(tables[0].parameters(), torch.optim.SGD, lr=0.5)
-    other = torch.optim.SGD(tables[1].parameters(), lr=0.5)
-    for table, optimizer in zip(tables, (zero, other), strict=True):
-        table(torch.tensor([1, 4, 1])).sum().backward()
-        optimizer.step()
-    assert torch.equal(tables[0].weight, tables[1].weight)
 
 
 @pytest.mark.parametrize("planned", [False, True])
@@ -162,52 +172,6 @@ def test_a_group_that_is_refused_leaves_the_others_alone(planned: bool) -> None:
         zero.step()
     assert torch.equal(weight, before)
     assert int(zero.optim.state[weight]["step"]) == 2 * planned
-
-
-def test_state_is_seen_and_taken_over() -> None:
-    one, two = params(), params()
-    zero = ZeroRedundancyOptimizer(one, torch.optim.Adam, lr=0.5)
-    other = torch.optim.Adam(two, lr=0.5, foreach=False)
-    for optimizer, mine in ((zero.optim, one), (other, two)):
-        step(zero if optimizer is zero.optim else other)
-        optimizer.state[mine[0]]["exp_avg"].mul_(2.0)  # in place
-        optimizer.state[mine[1]]["exp_avg_sq"] = torch.full((2,), 0.125)  # another tensor
-        step(zero if optimizer is zero.optim else other)
-    assert all(map(torch.equal, one, two))
-    zero.optim.state[one[0]]["exp_avg"] = torch.ones(7)
-    with pytest.raises(ValueError, match="exp_avg"):
-        step(zero)
-
-
-def test_state_that_is_deleted_begins_anew() -> None:
-    """A parameter whose state is deleted starts again from zero state, as in torch.optim."""
-    one, two = params(), params()
-    zero = ZeroRedundancyOptimizer(one, torch.optim.Adam, lr=0.5)
-    other = torch.optim.Adam(two, lr=0.5, foreach=False)
-    for number in range(6):
-        if number == 3:
-            del zero.optim.state[one[1]], other.state[two[1]]
-        step(zero)
-        step(other)
-    assert all(map(torch.equal, one, two))
-    assert [int(zero.optim.state[param]["step"]) for param in one] == [6, 3]
-
-
-def test_parameters_that_are_trained_late() -> None:
-    """A parameter that becomes trainable later is stepped, and the others go on as before."""
-    one, two = params(3, 2, 4), params(3, 2, 4)
-    for every in (one, two):
-        every[0].requires_grad_(False)
-    zero = ZeroRedundancyOptimizer(one, torch.optim.AdamW, lr=0.5)
-    other = torch.optim.AdamW(two, lr=0.5, foreach=False)
-    for number in range(8):
-        for every, optimizer in ((one, zero), (two, other)):
-            every[0].requires_grad_(number > 3)
-            for param in every:
-                param.grad = torch.ones_like(param) if param.requires_grad else None
-            optimizer.step()
-    assert all(map(torch.equal, one, two))
-    assert [int(zero.optim.state[param]["step"]) for param in one] == [4, 8, 8]
 
 
 def test_parameters_that_move() -> None:
@@ -267,16 +231,6 @@ def test_integers_are_let_be() -> None:
     assert weight.tolist() == [0.0, 0.0]
 
 
-def test_complex_parameters() -> None:
-    one, two = (nn.Parameter(torch.tensor([1 + 2j, 3 - 1j])) for _ in range(2))
-    zero = ZeroRedundancyOptimizer([one], adamw(lr=0.5), parameters_as_bucket_view=True)
-    other = TorchOptimizer([two], adamw(lr=0.5))
-    for value in (1.0, -2.0):
-        step(zero, value)
-        step(other, value)
-    assert torch.equal(torch.view_as_real(one), torch.view_as_real(two))
-
-
 def test_totals_are_asked_for() -> None:
     zero = ZeroRedundancyOptimizer(
         [("w", params(4)[0])], chain(clip_by_global_norm(1.0), sgd(lr=1.0))
@@ -291,22 +245,3 @@ def test_totals_are_asked_for() -> None:
     torch.testing.assert_close(
         zero.params["w"].detach(), torch.tensor([0.0, 1.0, 2.0, 3.0]) - gradients["w"][0][2] / 5
     )
-
-
-def normed_rule(param: Tensor, grad: Tensor, state: NoState, c: Any) -> Any:
-    return param - c.lr * grad / grad.norm(), state
-
-
-def test_a_rule_that_needs_its_whole_tensor() -> None:
-    hyper = type(sgd().links[-1].hyper)
-    rule = Rule(name="normed", hyper=hyper, rule=normed_rule, kind="per_matrix")
-    wanted = chain(rule(lr=1.0, momentum=0.0, dampening=0.0, nesterov=False))
-    one, two = params(3, 4), params(3, 4)
-    zero = ZeroRedundancyOptimizer(one, wanted, parameters_as_bucket_view=True)
-    other = TorchOptimizer(two, wanted)
-    for value in (1.0, 2.0):
-        step(zero, value)
-        step(other, value)
-    assert all(map(torch.equal, one, two))
-    with pytest.raises(ValueError, match="per_matrix"):
-        ZeroRedundancyOptimizer(params(), wanted, policy="elements")

@@ -2,16 +2,16 @@
 
 import gc
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from functional_optim import adamw, chain, clip_by_global_norm, sgd, stored
+from functional_optim.core.state import state_tensors
+from functional_optim.storage import layout, pieces
 from sharding import ZeroRedundancyOptimizer
-from tests import checkpoints
 from tests.zero_local.compare import same
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
@@ -39,43 +39,6 @@ def test_blocks_of_a_parameter_that_lies_in_another_order() -> None:
         zero.step()
         params, state = optimizer.update(params, {"w": grad}, state)
     assert same(weight.detach(), params["w"])
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_the_scale_of_a_single_element(shape: tuple[int, ...]) -> None:
-    optimizer = stored(adamw(lr=0.1), state="int8")
-    made = [
-        ZeroRedundancyOptimizer([("w", nn.Parameter(torch.ones(shape)))], optimizer)
-        for _ in range(2)
-    ]
-    stepped(made[0])
-    entries = next(iter(made[0].optim.state.values()))
-    assert entries["exp_avg"].shape == shape and entries["exp_avg_scale"].shape == (1,)
-    made[0].consolidate_state_dict()
-    made[1].load_state_dict(made[0].state_dict())
-    again = next(iter(made[1].optim.state.values()))
-    assert all(same(again[key], value) for key, value in entries.items())
-
-
-@pytest.mark.parametrize("storage", ["float32", "int8"])
-def test_a_checkpoint_with_a_parameter_without_elements(storage: str, tmp_path: Path) -> None:
-    def made() -> Any:
-        params = [("none", nn.Parameter(torch.ones(0, 3))), ("some", nn.Parameter(torch.ones(2)))]
-        return ZeroRedundancyOptimizer(params, stored(adamw(lr=0.1), state=storage))
-
-    zero, other = made(), made()
-    stepped(zero)
-    checkpoints.save(zero, tmp_path)
-    checkpoints.load(other, tmp_path)
-    assert [int(one["step"]) for one in other.optim.state.values()] == [1, 1]
-    plain = torch.optim.AdamW([torch.ones(0, 3), torch.ones(2)], foreach=False)
-    zero.consolidate_state_dict()
-    plain.load_state_dict(zero.state_dict())
-    for group in plain.param_groups:
-        for param in group["params"]:
-            param.grad = torch.ones_like(param)
-    plain.step()
-    assert [int(one["step"]) for one in plain.state.values()] == [2, 2]
 
 
 @pytest.mark.parametrize("views", [False, True])
@@ -164,3 +127,28 @@ def test_autograd_sees_that_state_was_written_to(executor: Any) -> None:
         for one in followed:
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 one.backward()
+
+
+def test_the_state_of_a_large_shard_is_made_some_blocks_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Encoded state is initialized in float32 by pieces, never for the whole shard at once."""
+    asked: list[int] = []
+
+    def noted(init: Any, param: Tensor, block_size: int) -> Any:
+        def init_piece(piece: Tensor) -> Any:
+            asked.append(piece.numel())
+            return init(piece)
+
+        return pieces.init_in_pieces(init_piece, param, block_size)
+
+    monkeypatch.setattr(pieces, "PIECE", 1000)
+    monkeypatch.setattr(layout, "init_in_pieces", noted)
+    param = nn.Parameter(torch.linspace(-1.0, 1.0, 5000).view(50, 100))
+    optimizer = stored(adamw(lr=0.1), state="int8")
+    zero = ZeroRedundancyOptimizer([param], optimizer)
+    assert max(asked) <= 1024 and sum(asked) >= 5000
+    want = optimizer.init({"w": param.detach()}).leaves["w"]
+    made = [one for one in zero.optim.state[param].values() if one.dim()]
+    for one, other in zip(made, state_tensors(want.stages), strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from sharding import ZeroRedundancyOptimizer
-from sharding.zero.params import parse_params
 from tests.choices import case
 from tests.steady import calls_of
 
@@ -20,16 +19,6 @@ def is_proportional(calls: Callable[[int], int]) -> bool:
     calls(20)  # the first call imports modules
     few, more, most = calls(20), calls(40), calls(80)
     return more > few and most - more == 2 * (more - few)
-
-
-def test_checking_parameters_of_one_shape_compares_no_pairs() -> None:
-    """Fault 37: the check compared each parameter with all earlier parameters of its shape."""
-
-    def calls(count: int) -> int:
-        every = params(*[3] * count)
-        return calls_of(lambda: parse_params(every), "sharding")
-
-    assert is_proportional(calls)
 
 
 def test_constructor_and_state() -> None:

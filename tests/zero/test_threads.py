@@ -17,7 +17,6 @@ from sharding.transport.local_group import LocalGroup
 from tests.zero_local.compare import difference, differing
 
 from .towers import (
-    CLASSES,
     Halving,
     Tower,
     both,
@@ -100,51 +99,6 @@ def test_any_other_class(views: bool) -> None:
             one.consolidate_state_dict(to=0)
             if group.rank() == 0:
                 assert difference(one.state_dict(), other.state_dict()) == []
-
-    on_threads(law)
-
-
-@either
-def test_a_group_that_is_added(policy: str) -> None:
-    """An added group moves no owned range, and a group with a wrong option changes nothing."""
-
-    def law(group: LocalGroup) -> None:
-        cls, options = CLASSES["adam"]
-        module, reference = made(), made()
-        first, second = groups_of(module)
-        zero = ZeroRedundancyOptimizer(
-            [first], cls, group, BOTH[policy], policy=policy, executor="blocked", **options
-        )
-        one, two = groups_of(reference)
-        matrices = dict(one["params"])
-        other = cls([one], foreach=False, **options)
-        both(zero, other, matrices, range(2))
-        before = zero.owned
-        assert "lr must be" in raised(zero.add_param_group, dict(second, lr=-1.0))
-        assert zero.owned == before and len(zero.param_groups) == 1
-        zero.add_param_group(dict(second, params=iter(second["params"])))
-        other.add_param_group(two)
-        assert zero.owned[: len(before)] == before
-        both(zero, other, reference, range(2, 4))
-        zero.consolidate_state_dict(to=0)
-        assert group.rank() or difference(zero.state_dict(), other.state_dict()) == []
-
-    on_threads(law)
-
-
-@either
-def test_trainability_may_change(policy: str) -> None:
-    def law(group: LocalGroup) -> None:
-        _, zero = tower("adam", group, policy, BOTH[policy])
-        reference = made()
-        other = plain("adam", reference)
-        theirs = dict(reference.named_parameters())
-        for step in range(4):
-            for number, (path, param) in enumerate(zero.params.items()):
-                trainable = (step // 2 + number) % 3 != 0
-                param.requires_grad_(trainable)
-                theirs[path].requires_grad_(trainable)
-            both(zero, other, reference, range(step, step + 1))
 
     on_threads(law)
 

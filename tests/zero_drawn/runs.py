@@ -17,6 +17,7 @@ from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from sharding.transport.local_group import LocalGroup
 from tests.ddp import comparison, through_memory, torch_side
+from tests.zero_local.compare import differing, same
 
 from .cases import OPTIMIZERS, POLICIES, REDUCING, Case, of_json
 from .model import Model
@@ -139,7 +140,7 @@ def run_on(group: dist.ProcessGroup | None, told: Case) -> Any:
     except (TypeError, ValueError) as error:
         return {
             "refused": f"{type(error).__name__}: {error}",
-            "changed": differing(module, dict(twin.named_parameters())) + left_behind(module),
+            "changed": unequal(module, twin) + left_behind(module),
         }
     return {"refused": None, **train(run, Alone(told, twin))}
 
@@ -157,7 +158,7 @@ def train(run: Run, alone: Alone) -> dict[str, Any]:
         last = iteration == case.iterations - 1
         if case.hook != "forward" or iteration % 2 or last:
             run.hook.wait()
-            seen["differences"].append(differing(module, dict(alone.module.named_parameters())))
+            seen["differences"].append(unequal(module, alone.module))
         if case.hook not in REDUCING:
             seen["gradients"].append(wrong_gradients(module, gradients))
         run.ddp.zero_grad()
@@ -169,18 +170,9 @@ def train(run: Run, alone: Alone) -> dict[str, Any]:
     return seen
 
 
-def bits(tensor: Tensor) -> Tensor:
-    """Return all bytes of a tensor, in the order of its shape."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def differing(module: nn.Module, wanted: Mapping[str, Tensor]) -> list[str]:
+def unequal(module: nn.Module, wanted: nn.Module) -> list[str]:
     """Return the parameters that differ in any bit, including frozen ones and ones outside ZeRO."""
-    return [
-        name
-        for name, param in module.named_parameters()
-        if not torch.equal(bits(param), bits(wanted[name]))
-    ]
+    return differing(dict(module.named_parameters()), dict(wanted.named_parameters()))
 
 
 def wrong_gradients(module: nn.Module, wanted: Mapping[str, Tensor | None]) -> list[str]:
@@ -222,4 +214,4 @@ def odd_entries(found: Mapping[str, Any], wanted: dict[str, Tensor], steps: int)
     if steps:
         odd += [key for key in wanted if found.get(key) is None]
     both = [key for key in wanted if found.get(key) is not None]
-    return odd + [key for key in both if not torch.equal(bits(found[key]), bits(wanted[key]))]
+    return odd + [key for key in both if not same(found[key], wanted[key])]

@@ -68,6 +68,17 @@ class Attention(nn.Module):
         return self.out(self.attention(x, x, x, need_weights=False)[0].squeeze(1))
 
 
+class Lonely(nn.Module):
+    """Model with one parameter, fewer than there are ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
+
+    def forward(self, x: Tensor, rank: int, iteration: int) -> Tensor:
+        return x @ self.weight
+
+
 CASES: dict[str, Case] = {
     "tower": Case(),
     "wide": Case(model=Wide),

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import adamw, sgd
@@ -19,6 +18,7 @@ from sharding import ZeroRedundancyOptimizer
 from sharding.transport import gather_group
 from sharding.transport.local_group import LocalGroup
 from tests.ddp import comparison, models
+from tests.ddp.torch_side import done, fails_at_once, fails_later
 
 from .cases import UNUSED
 from .runs import INNER_KINDS, Case, Run, backward, fresh, pair
@@ -231,39 +231,11 @@ def version_counters(group: Group, kind: str) -> list[str]:
 # -- inner hooks --------------------------------------------------------------------------------
 
 
-def _done(value: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(value)
-    return future
-
-
-def _too_small(group: Any, bucket: dist.GradBucket) -> Future[Any]:
-    return _done(bucket.buffer()[:3])
-
-
-def _no_tensor(group: Any, bucket: dist.GradBucket) -> Future[Any]:
-    return _done("gradients")
-
-
-def _fails_later(group: Any, bucket: dist.GradBucket) -> Future[Any]:
-    def fail(done: Future[Tensor]) -> Tensor:
-        raise OSError(f"bucket {bucket.index()} is lost")
-
-    reduced = allreduce_hook(group, bucket)
-    return reduced.then(fail) if bucket.index() == 1 else reduced
-
-
-def _fails_at_once(group: Any, bucket: dist.GradBucket) -> Future[Any]:
-    if bucket.index() == 1:
-        raise OSError("bucket 1 is lost")
-    return allreduce_hook(group, bucket)
-
-
 INNER: dict[str, Any] = {
-    "too small": _too_small,
-    "no tensor": _no_tensor,
-    "fails later": _fails_later,
-    "fails at once": _fails_at_once,
+    "too small": lambda group, bucket: done(bucket.buffer()[:3]),
+    "no tensor": lambda group, bucket: done("gradients"),
+    "fails later": fails_later,
+    "fails at once": fails_at_once,
 }
 
 

@@ -19,10 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import adamw, chain, clip_by_global_norm, ema, sgd
 from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
-from sharding.transport import make_transport
 from tests.ddp import comparison, models, through_memory, twins
 
-from .cases import CASES, UNUSED, Attention, Wide
+from .cases import CASES, UNUSED, Attention
 from .runs import Alone, Case, Run, backward, compare, different, fresh, pair
 
 Group = dist.ProcessGroup
@@ -40,19 +39,6 @@ def on_processes(
     if not memory:
         return compare(case, group)
     return in_memory(lambda: compare(case, group))
-
-
-def scheduled(group: Group, kind: str) -> list[str]:
-    run, alone = pair(Case(kind=kind, optimizer=sgd(lr=0.1, momentum=0.9)), group)
-    scheduler = torch.optim.lr_scheduler.StepLR(run.zero, 1, gamma=0.5)
-    for number in range(4):
-        run.iterate(number)
-        alone.optimizer = alone.optimizer.replace(lr=0.1 * 0.5**number)
-        alone.step(alone.gradients(number)[0], number)
-        run.ddp.zero_grad()
-        scheduler.step()
-    run.hook.wait()
-    return different(run, alone)
 
 
 def not_finite(group: Group, kind: str, where: str) -> dict[str, Any]:
@@ -190,31 +176,6 @@ def freed(kind: str, unused: bool, memory: bool) -> list[str]:
             break
         time.sleep(0.02)
     return [name for name, reference in watched.items() if reference() is not None]
-
-
-def bytes_sent(policy: str, cap: float) -> dict[str, Any]:
-    """Return the bytes that each iteration sends, and the bytes of an all-reduce."""
-    made = []
-
-    def recorded(*arguments: Any, **options: Any) -> Any:
-        made.append(make_transport(*arguments, **options))
-        return made[-1]
-
-    with (
-        mock.patch("hooks.zero.step_hook.make_transport", recorded),
-        mock.patch("hooks.zero.zero_hook.make_transport", recorded),
-    ):
-        run = Run(Case(policy=policy, ddp={"bucket_cap_mb": cap}), Wide())
-    found = []
-    for number in range(3):
-        before = sum(one.bytes_sent for one in made)
-        run.iterate(number)
-        run.ddp.zero_grad()
-        sent = torch.tensor(sum(one.bytes_sent for one in made) - before)
-        dist.all_reduce(sent)
-        found.append(sent.item())
-    numel = sum(param.numel() for param in run.ddp.module.parameters())
-    return {"sent": found, "all_reduce": 2 * (dist.get_world_size() - 1) * numel * 4}
 
 
 def _hold(run: Run, before: Callable[[], object]) -> None:
@@ -365,65 +326,6 @@ def nested(group: Group) -> dict[str, Any]:
         ],
         "digest": comparison.digest(module.parameters()),
     }
-
-
-def saved_under_overlap(group: Group) -> dict[str, Any]:
-    """Save after three iterations, load into new objects, and compare three more iterations."""
-    run, _ = pair(Case(), group)
-    for number in range(3):
-        run.iterate(number)
-        run.ddp.zero_grad()
-    states = []
-    for to in range(group.size()):  # each rank gets the whole state once
-        run.zero.consolidate_state_dict(to)
-        if to == group.rank():
-            states.append(copy.deepcopy(run.zero.state_dict()))
-    weights = copy.deepcopy(run.ddp.module.state_dict())
-    for number in range(3, 6):
-        run.iterate(number)
-        run.ddp.zero_grad()
-
-    module = models.Tower()
-    module.load_state_dict(weights)
-    again = Run(Case(), module, group)
-    given = states[0]
-    kept = copy.deepcopy(given)
-    again.zero.load_state_dict(given)
-    at_start = comparison.digest(module.parameters())
-    for number in range(3, 6):
-        again.iterate(number)
-        again.ddp.zero_grad()
-    return {
-        "differences": [
-            name
-            for name, one in run.ddp.module.named_parameters()
-            if not torch.equal(one, again.ddp.module.get_parameter(name))
-        ],
-        "went on": comparison.digest(module.parameters()) != at_start,
-        "untouched": _same(given, kept),
-        "entries": len(given["state"]),
-    }
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other)
-
-
-class Lonely(nn.Module):
-    """Model with one parameter, fewer than there are ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(models.WIDTH, models.WIDTH) / 8)
-
-    def forward(self, x: Tensor, rank: int, iteration: int) -> Tensor:
-        return x @ self.weight
 
 
 def in_memory(job: Callable[[], T]) -> T:

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from sharding.transport.local import LocalWorld
-from tests.choices import case, pairs
+from tests.choices import case
 from tests.ranks import Job, run_ranks
 
 from . import scenarios
-from .cases import CASES, variants
+from .cases import CASES, Lonely, variants
 from .runs import INNER_KINDS, KINDS, Case, compare
 
 
@@ -40,25 +40,17 @@ def test_an_inner_hook_whose_collectives_are_in_order() -> None:
 @pytest.mark.parametrize("policy", ["greedy", "elements"])
 def test_more_ranks_than_parameters(policy: str) -> None:
     for kind in KINDS:
-        one = Case(kind=kind, model=scenarios.Lonely, policy=policy)
+        one = Case(kind=kind, model=Lonely, policy=policy)
         with case(kind=kind):
             same_everywhere(LocalWorld(4).run(lambda group, one=one: compare(one, group)))
 
 
 ON_PROCESSES = [
-    one
-    for one in pairs(
-        name=("tower", "unused", "max_norm"),
-        kind=KINDS,
-        policy=("greedy", "elements"),
-        memory=(False, True),
-        members=(None, (1, 3)),
-    )
-    if one["name"] != "max_norm" or one["kind"] not in INNER_KINDS
-]
-ON_PROCESSES += [
     {"name": name, "kind": kind, "policy": policy, "memory": memory, "members": members}
     for name, kind, policy, memory, members in (
+        ("max_norm", "scatter", "greedy", True, None),
+        ("max_norm", "forward", "greedy", False, (1, 3)),
+        ("attention", "held", "greedy", True, None),
         ("prodigy", "scatter", "greedy", False, None),
         ("prodigy", "interleaved", "greedy", True, (1, 3)),
         ("schedule-free, unused", "forward", "elements", False, None),
@@ -67,7 +59,10 @@ ON_PROCESSES += [
 
 
 def test_processes_are_one_process() -> None:
-    """Processes match one process over gloo and shared memory, in the world and in a subgroup."""
+    """Processes match one process over gloo and shared memory, in the world and in a subgroup.
+
+    tests/zero_drawn draws many other cases.
+    """
     jobs = {str(one): Job(scenarios.on_processes, one) for one in ON_PROCESSES}
     outcomes = run_ranks(jobs, ranks=4, seconds=90)
     for one in ON_PROCESSES:

@@ -24,7 +24,6 @@ SCALED = ("scatter", "forward")
 FREED = pairs(kind=KINDS, unused=(False, True), memory=(False, True))
 FROZEN = ("scatter", "interleaved")
 VIEWS = ("view", "averaged")
-BYTES = pairs(policy=("greedy", "elements", "largest_first"), cap=(1e-4, 25))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,6 @@ def on_processes() -> Outcomes:
         **{f"freed {one}": Job(scenarios.freed, one) for one in FREED},
         **{f"frozen {kind}": Job(scenarios.frozen_later, {"kind": kind}) for kind in FROZEN},
         **{f"{how}": Job(scenarios.views_in_training, {"how": how}) for how in VIEWS},
-        **{f"bytes {one}": Job(scenarios.bytes_sent, one) for one in BYTES},
     }
     return run_ranks(jobs, ranks=3, seconds=90)
 
@@ -56,11 +54,6 @@ def same_everywhere(ranks: list[Any]) -> None:
 
 
 # ------------------------------------------------------------------------------------- on threads
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_scheduler(kind: str) -> None:
-    assert on_threads(scenarios.scheduled, kind=kind) == [[], []]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,13 +94,6 @@ def test_two_optimizers() -> None:
     same_everywhere(on_threads(scenarios.nested))
 
 
-def test_saved_and_loaded_under_overlap() -> None:
-    for seen in on_threads(scenarios.saved_under_overlap, 3):
-        assert seen["differences"] == []
-        assert seen["went on"] and seen["untouched"]
-        assert seen["entries"] == 12
-
-
 # ----------------------------------------------------------------------------------- on processes
 
 
@@ -143,13 +129,6 @@ def test_a_hook_does_not_keep_its_module_alive(on_processes: Outcomes) -> None:
     for one in FREED:
         with case(**one):
             assert results(on_processes, f"freed {one}") == [[]] * 3
-
-
-def test_bytes_of_an_all_reduce(on_processes: Outcomes) -> None:
-    for one in BYTES:
-        with case(**one):
-            for seen in results(on_processes, f"bytes {one}"):
-                assert seen["sent"] == [seen["all_reduce"]] * 3
 
 
 @pytest.mark.parametrize("job", [*(f"frozen {kind}" for kind in FROZEN), *VIEWS])

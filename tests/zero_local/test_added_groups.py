@@ -38,8 +38,10 @@ def test_what_is_saved_after_a_group_was_added_is_loaded(
             if step == 3:
                 for group in one.param_groups:
                     group["lr"] = 0.05
+                owned = getattr(one, "owned", [])
                 one.add_param_group({"params": pairs[3:], "lr": 0.05})
                 if isinstance(one, ZeroRedundancyOptimizer):
+                    assert one.owned[: len(owned)] == owned  # an added group moves no range
                     saved, two = saved_of(one), make(pairs[:3])
                     two.add_param_group({"params": pairs[3:]})
                     checkpoints.save(one, tmp_path)

@@ -1,7 +1,6 @@
 """Tests of sending buckets to owners and back, on ranks of one process."""
 
 import functools
-import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest import mock
@@ -217,27 +216,6 @@ class Recorded(LocalTransport):
         return super()._launch(what, flat, *more)
 
 
-def test_large_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large pieces are sent directly from the bucket's buffer and from the parameters."""
-    monkeypatch.setattr(coalescing, "DIRECT", 100)
-    shapes_ = [
-        Shape((40, 30), "contiguous", (600,), (0, 1)),
-        Shape((7,), "contiguous", (), (1,)),
-        Shape((3,), "contiguous", (), (0,)),
-    ]
-    plan = planned(2, shapes_, torch.float32)
-    transports = [Recorded(group) for group in LocalWorld(2).groups]
-    buckets = [bucket_of(rank, shapes_, torch.float32, plan, as_real=False) for rank in range(2)]
-    for transport, one in zip(transports, buckets, strict=True):
-        start_reduction(transport, one)
-        gathering(transport, plan, one, storage_id(plan, one))
-    for transport, one in zip(transports, buckets, strict=True):
-        moved = [flat.untyped_storage().data_ptr() for flat in transport.flats]
-        assert moved[0] == one.buffer.untyped_storage().data_ptr()
-        assert moved[-2] == one.params[0].untyped_storage().data_ptr()
-        assert len(moved) <= 4  # small pieces share a message
-
-
 def test_a_gradient_of_another_dtype_is_refused() -> None:
     param = torch.zeros(4, dtype=torch.float32)
     plan = planned(1, [Shape((4,), "contiguous", (), (0,))], torch.float32)
@@ -256,63 +234,6 @@ def test_parameters_of_others_are_left_to_them() -> None:
     assert torch.equal(bucket.gradients[0], views[1])
     assert bucket.members[0].offset == 5
     assert bucket.owned_gradients(0, without=["p0"]) == {}
-
-
-def test_short_runs_of_a_buffer_are_coalesced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Owners that alternate leave many short runs of a buffer, which share one message."""
-    monkeypatch.setattr(coalescing, "DIRECT", 100)
-    found = [Shape((7,), "contiguous", (), (place % 2,)) for place in range(6)]
-    found.append(Shape((40, 30), "contiguous", (600,), (0, 1)))
-    plan = planned(2, found, torch.float32)
-    bucket = bucket_of(0, found, torch.float32, plan, as_real=False)
-    assert [one.ranges for one in bucket.messages.direct] == [((42, 642), (642, 1242))]
-    (one,) = bucket.messages.coalesced
-    assert one.ranges == ((0, 21), (21, 42))
-    assert [view.storage_offset() for view in one.views] == [0, 14, 28, 7, 21, 35]
-
-
-class TestBucketsAreRemembered:
-    """BucketCache reuses a bucket only while DDP passes the same memory."""
-
-    def setup_method(self) -> None:
-        self.params = [torch.zeros(3), torch.zeros(2, 2)]
-        plan = planned(
-            1,
-            [Shape((3,), "contiguous", (), (0,)), Shape((2, 2), "contiguous", (), (0,))],
-            torch.float32,
-        )
-        self.buckets = BucketCache(
-            plan, {id(one): f"p{at}" for at, one in enumerate(self.params)}, 1
-        )
-        self.came = FakeBucket(torch.zeros(7), self.params)
-
-    def test_from_the_second_time_on(self) -> None:
-        """The cache keeps a bucket from its second use on, because DDP frees its first buckets."""
-        first = self.buckets.get(self.came, ALONE)
-        address = weakref.ref(first)
-        second = self.buckets.get(self.came, ALONE)
-        assert second is not first
-        assert self.buckets.get(self.came, ALONE) is second
-        del first
-        assert address() is None
-
-    def test_not_with_another_buffer(self) -> None:
-        known = [self.buckets.get(self.came, ALONE) for _ in range(2)][-1]
-        other = self.buckets.get(self.came._replace(flat=torch.zeros(7)), ALONE)
-        assert other is not known
-        assert self.buckets.get(self.came, ALONE) is not known  # the old bucket was dropped
-
-    def test_not_with_parameters_in_another_order(self) -> None:
-        known = [self.buckets.get(self.came, ALONE) for _ in range(2)][-1]
-        turned = self.buckets.get(self.came._replace(params=self.params[::-1]), ALONE)
-        assert (known.paths, turned.paths) == (("p0", "p1"), ("p1", "p0"))
-
-    def test_not_with_a_parameter_elsewhere(self) -> None:
-        known = [self.buckets.get(self.came, ALONE) for _ in range(2)][-1]
-        self.params[1].data = torch.zeros(2, 2).t()
-        moved = self.buckets.get(self.came, ALONE)
-        assert moved is not known
-        assert moved.gradients[1].stride() == (1, 2)
 
 
 def test_more_coalesced_messages_than_are_under_way() -> None:
@@ -345,23 +266,3 @@ def test_more_coalesced_messages_than_are_under_way() -> None:
     for found in LocalWorld(2).run(gathered):
         assert all(owner == first == last for owner, first, last in found)
         assert {owner for owner, *_ in found} == {0.0, 1.0}
-
-
-def test_alone_nothing_travels() -> None:
-    params = {"w": nn.Parameter(torch.ones(100_000)), "b": nn.Parameter(torch.ones(3))}
-    shares = plan(specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"]), 1)
-    memory = ParameterMemory(params, shares, in_buffers=False)
-    assert plan_gather(memory, shares, params) == coalescing.MessagePlan((), ())
-
-
-def test_views_make_one_message_for_each_buffer() -> None:
-    chance = torch.Generator().manual_seed(1)
-    sizes = torch.randint(1, 90_000, (30,), generator=chance).tolist()
-    for policy in ("greedy", "largest_first", "contiguous", "elements"):
-        params = {f"p{number}": nn.Parameter(torch.ones(size)) for number, size in enumerate(sizes)}
-        specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
-        shares = plan(specs, 4, policy)
-        messages = plan_gather(ParameterMemory(params, shares, in_buffers=True), shares, params)
-        assert len(messages.direct) == 1 and not messages.coalesced
-        covered = sum(stop - start for start, stop in messages.direct[0].ranges)
-        assert covered == sum(sizes)

@@ -10,35 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import (
     Optimizer,
     TorchOptimizer,
-    adam_mini,
     adamw,
-    came,
     chain,
     clip_by_global_norm,
-    dadapt_adam,
-    dadapt_sgd,
-    dog,
     ema,
-    freeze,
-    if_any,
-    ldog,
-    matching,
-    muon,
-    novograd,
     partition,
-    prodigy,
     schedule_free_adamw,
-    schedule_free_sgd,
     sgd,
     sophia,
 )
-from functional_optim.plan import StepPlan, engine
-from hooks import hook_with_zero_step, zero_step_hook
+from hooks import hook_with_zero_step
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from sharding.zero.gather import gather_views
@@ -47,103 +32,21 @@ from tests.choices import case, pairs
 from tests.composition.trees import COMPOSED, HOLES, SHAPES, grads_at, kind, params_of, two_parts
 from tests.hooks_alone.test_composed import Model
 from tests.hooks_alone.test_composed import losses as batch
-from tests.steady import noted_calls
 
 from .compare import difference, differing
+from .composed import (
+    ALL_AT_ONCE,
+    SHARDED,
+    WHOLE,
+    WITH_NORM,
+    Hooked,
+    Run,
+    alone,
+    grouped,
+    named,
+    sharded,
+)
 from .trainings import POLICIES
-
-KEEPS = (
-    "accumulate",
-    "finite",
-    "finite batches",
-    "sam",
-    "one name twice",
-    "batches of parts",
-    "gates in gates",
-    "batches at a global step",
-)
-"""Optimizers with scalars that all parameters share, such as a global step."""
-
-SHARDED: dict[str, Callable[[], Optimizer]] = {
-    **{name: COMPOSED[name] for name in ("parts", "clip over parts", "frozen", "masked decay")},
-    **{name: COMPOSED[name] for name in (*KEEPS, "global step")},
-    "schedule-free": schedule_free_adamw,
-    "schedule-free parts": lambda: chain(
-        freeze(if_any(matching("head*"))), clip_by_global_norm(0.5), schedule_free_sgd(0.1)
-    ),
-    "prodigy": lambda: prodigy(1.0, d0=1e-2),
-    "dadapt_adam": lambda: dadapt_adam(d0=1e-2),
-    "dadapt_sgd": lambda: dadapt_sgd(d0=1e-2, momentum=0.5),
-    "dog": lambda: dog(reps_rel=0.1),
-    "ldog and novograd": lambda: partition(
-        {"matrices": ldog(reps_rel=0.1), "rest": novograd(0.1)}, kind
-    ),
-    "came and adam_mini": lambda: partition({"matrices": came(0.01), "rest": adam_mini(0.1)}, kind),
-    "muon and adamw": lambda: partition({"matrices": muon(0.1), "rest": adamw(0.01)}, kind),
-    "overrides": lambda: adamw(0.01).override(matching("*bias"), weight_decay=0.0, lr=0.1),
-}
-FOUND = ("dadapt_adam", "dadapt_sgd", "dog", "prodigy")
-"""Optimizers that find their step size from sums over all parameters."""
-
-ALL_AT_ONCE = (*KEEPS, "global step", "schedule-free", "schedule-free parts", *FOUND)
-
-WITH_NORM = (
-    "clip over parts",
-    "frozen",
-    "accumulate",
-    "sam",
-    "schedule-free parts",
-    *FOUND,
-    "gates in gates",
-    "batches at a global step",
-)
-"""Optimizers whose norms round differently if a parameter is cut."""
-
-WHOLE = ("ldog and novograd", "came and adam_mini")
-"""Optimizers that need whole parameters."""
-
-
-def named() -> dict[str, Tensor]:
-    return {name: one.requires_grad_() for name, one in params_of().items()}
-
-
-def grouped(params: dict[str, Tensor]) -> list[dict[str, Any]]:
-    """Return two groups, which ZeRO divides one after the other."""
-    pairs_ = list(params.items())
-    return [{"params": pairs_[:2]}, {"params": pairs_[2:]}]
-
-
-class Run:
-    """Parameters and optimizer of one process or of one rank."""
-
-    def __init__(self, optimizer: Callable[[Any], Any]) -> None:
-        self.params = named()
-        self.optimizer = optimizer(self.params)
-
-    def steps(self, numbers: range) -> None:
-        for number in numbers:
-            for name, grad in grads_at(number, missing=HOLES).items():
-                self.params[name].grad = grad
-            self.optimizer.step()
-
-    def detached(self) -> dict[str, Tensor]:
-        return {name: param.detach().clone() for name, param in self.params.items()}
-
-
-def alone(name: str, until: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    run = Run(lambda params: TorchOptimizer(grouped(params), SHARDED[name]()))
-    run.steps(range(until))
-    return run.detached(), copy.deepcopy(run.optimizer.state_dict())
-
-
-def sharded(name: str, policy: Any, group: Any, views: bool = False) -> Run:
-    def made(params: dict[str, Tensor]) -> ZeroRedundancyOptimizer:
-        groups, chosen = grouped(params), SHARDED[name]()
-        zero = ZeroRedundancyOptimizer(groups[:1], chosen, group, views, policy=policy)
-        zero.add_param_group(groups[1])
-        return zero
-
-    return Run(made)
 
 
 @pytest.mark.parametrize("name", SHARDED)
@@ -206,60 +109,6 @@ def test_a_rank_that_owns_nothing_keeps_the_numbers_too(name: str) -> None:
     owned, shared = zip(*LocalWorld(6).run(trains), strict=True)
     assert min(owned) == 0
     assert all(one == shared[0] for one in shared)
-
-
-@pytest.mark.parametrize("name", ["schedule-free", "prodigy", "accumulate"])
-def test_state_begins_with_the_parameters_of_the_first_step(name: str) -> None:
-    """A module can be loaded after its optimizer was created."""
-
-    def loaded(run: Run) -> Run:
-        with torch.no_grad():
-            for param in run.params.values():
-                param.mul_(-2.0)
-        run.steps(range(3))
-        return run
-
-    one = loaded(Run(lambda params: TorchOptimizer(grouped(params), SHARDED[name]())))
-    wanted = one.detached()
-    ranks = LocalWorld(2).run(lambda group: loaded(sharded(name, "greedy", group)).detached())
-    for found in ranks:
-        assert differing(found, wanted) == []
-
-
-@pytest.mark.parametrize("name", ["accumulate", "finite", "schedule-free", "prodigy"])
-def test_shards_are_stepped_by_given_gradients(name: str) -> None:
-    """Shards are stepped by gradients and totals that the caller passes.
-
-    The state dict of a shard continues in another optimizer.
-    """
-
-    def trains(group: Any) -> None:
-        own, given, third = (sharded(name, "greedy", group) for _ in range(3))
-        own.steps(range(5))
-        for step in range(5):
-            zero = given.optimizer
-            if step == 3:
-                with torch.no_grad():
-                    for path, param in given.params.items():
-                        third.params[path].copy_(param)
-                third.optimizer.optim.load_state_dict(copy.deepcopy(zero.optim.state_dict()))
-                given, zero = third, third.optimizer
-            grads = grads_at(step, missing=HOLES)
-            mine = {
-                one.path: [(one.start, one.stop, grads[one.path])]
-                for one in zero.owned
-                if grads[one.path] is not None
-            }
-            totals: list[Tensor] = []
-            for _ in range(zero.measured_stages):
-                totals.append(zero.total(zero.measure(mine, measured=totals)))
-            zero.step_owned(mine, measured=totals)
-            with pytest.raises(ValueError, match=f"needs {len(totals)} totals"):
-                zero.step_owned(mine, measured=[*totals, torch.zeros(())])
-        assert given.optimizer.shared == own.optimizer.shared
-        assert differing(given.params, own.detached()) == []
-
-    LocalWorld(1).run(trains)
 
 
 def test_what_a_rank_has_of_each_part() -> None:
@@ -395,22 +244,6 @@ def test_a_view_that_fails_leaves_parameters_as_they_are() -> None:
     assert differing(run.params, before) == []
 
 
-def test_one_step_of_all_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steady steps build no step plan, and prepare no leaf by itself."""
-    seen = noted_calls(monkeypatch, ((StepPlan, "__init__"), (engine, "prepare")))
-    group = LocalWorld(1).groups[0]
-    for name in ALL_AT_ONCE:
-        run = Run(lambda p, n=name: ZeroRedundancyOptimizer(grouped(p), SHARDED[n](), group))
-        for step in range(36):
-            if step == 24:
-                seen.clear()
-            for path, grad in grads_at(step).items():
-                run.params[path].grad = grad
-            run.optimizer.step()
-        with case(name=name):
-            assert seen == []
-
-
 def test_numbers_that_are_not_there_are_not_loaded() -> None:
     """A state dict without some shared scalars is refused, and changes nothing."""
     group = LocalWorld(1).groups[0]
@@ -478,25 +311,6 @@ def test_what_was_kept_for_a_parameter_is_seen_to_step_it() -> None:
         return sum(path != "body.bias" for path in moved)
 
     assert all(LocalWorld(3).run(trains))
-
-
-class Hooked:
-    """Rank that steps from a hook, in buckets of a few bytes."""
-
-    def __init__(self, name: str, group: Any, hook: Callable[..., Any] = zero_step_hook) -> None:
-        self.ddp = DistributedDataParallel(Model(), process_group=group, bucket_cap_mb=1e-5)
-        self.params = dict(self.ddp.module.named_parameters())
-        self.zero = ZeroRedundancyOptimizer(
-            self.params.items(), SHARDED[name](), group, overlap_with_ddp=True
-        )
-        self.ddp.register_comm_hook(group, hook(self.ddp, self.zero))
-
-    def steps(self, numbers: range) -> None:
-        ranks = self.zero.process_group.size()
-        part = ranks / 2 if self.zero.rank < 2 else 0.0  # sums of powers of two are exact
-        for number in numbers:
-            self.ddp.zero_grad()
-            (part * self.ddp(batch(number))).backward()
 
 
 @pytest.mark.parametrize("name", SHARDED)

@@ -17,8 +17,7 @@ from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalTransport, LocalWorld
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.protocol import TransportError
-from sharding.zero import coalescing, dissemination
-from sharding.zero.coalescing import OwnedTensor
+from sharding.zero import dissemination
 from sharding.zero.collective import all_gather_bytes
 from sharding.zero.stream import CHUNK_BYTES, Stream, iter_messages
 from tests.choices import case
@@ -139,28 +138,6 @@ def test_a_total_takes_a_number_for_each_parameter_on_any_number_of_ranks() -> N
             assert sum(LocalWorld(size).run(of_rank)) == 40
         assert len(seen) == size
         assert all(40 <= one < 40 + size for one in seen)
-
-
-class Asked(OwnedTensor):
-    """Tensor that counts how often its owner is read."""
-
-    count = 0
-
-    @property
-    def rank(self) -> int:  # type: ignore[override]
-        type(self).count += 1
-        return self[1]
-
-
-def test_coalescing_asks_each_tensor_as_often_on_any_number_of_ranks() -> None:
-    counts = []
-    for size in (4, 4096):
-        Asked.count = 0
-        small = [Asked(torch.ones(2), k % size) for k in range(50)]
-        (found,) = coalescing.plan_messages([], small, size).coalesced
-        assert len(found.ranges) == size and found.length == 100
-        counts.append(Asked.count)
-    assert counts[0] == counts[1]
 
 
 def test_the_state_of_many_parameters_is_collected_in_few_messages() -> None:

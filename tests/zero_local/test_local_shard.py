@@ -16,12 +16,16 @@ from sharding.zero.local_shards import Gradients
 from tests.choices import case
 from tests.composition.trees import grads_at, kind, params_of
 
+from .composed import SHARDED
+
 CHOSEN: dict[str, Callable[[], Optimizer]] = {
     "adamw": lambda: adamw(0.1),
     "clipped": lambda: chain(clip_by_global_norm(0.5), sgd(0.1, momentum=0.9)),
     "parts": lambda: chain(
         clip_by_global_norm(0.5), partition({"matrices": sgd(0.1), "rest": adamw(0.1)}, kind)
     ),
+    # Scalars that all parameters share.
+    **{name: SHARDED[name] for name in ("accumulate", "finite", "schedule-free", "prodigy")},
 }
 
 
@@ -71,7 +75,7 @@ def owned_gradients(
 def test_alone_it_is_what_the_factory_makes(name: str) -> None:
     """On one rank, ZeRO steps by given gradients as the optimizer that local_optimizer makes.
 
-    State and options can be restored in the middle of a run.
+    State and options can be restored in the middle of a run, also in another optimizer.
     """
 
     def of_rank(group: Any) -> None:
@@ -93,9 +97,14 @@ def test_alone_it_is_what_the_factory_makes(name: str) -> None:
             if step == 2:
                 saved = copy.deepcopy(zero.optim.state_dict())
                 step_shards(zero, owned_gradients(zero, grads_at(7)))
+                params = named()
+                zero = ZeroRedundancyOptimizer(params.items(), CHOSEN[name](), process_group=group)
                 zero.optim.load_state_dict(saved)
                 for key, param in params.items():
                     param.data.copy_(twins[key].data)
+                more = [torch.zeros(())] * (1 + zero.measured_stages)
+                with pytest.raises(ValueError, match=f"needs {zero.measured_stages} totals"):
+                    zero.step_owned(owned_gradients(zero, grads), measured=more)
 
     LocalWorld(1).run(of_rank)
 

@@ -1,6 +1,5 @@
 """Steps of a worker as one program over all parameters, with and without TorchScript."""
 
-import sys
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from functional_optim.remote.options import VersionedOptions
 from functional_optim.remote.thread_transport import make_worker
 from functional_optim.remote.worker import WorkerGroup, WorkerOptimizer
 from tests.choices import case
-from tests.steady import calls_of
+from tests.steady import calls_of, every_call_of
 
 from ..support import assert_same, gradients, locally, noise, parameters
 
@@ -46,18 +45,7 @@ def calls_of_a_step(executor: Any, count: int) -> int:
     options = VersionedOptions(1, worker.describe()[1])
     for _ in range(4):
         worker.step(grads, options)
-    made = 0
-
-    def counted(frame: Any, event: str, argument: Any) -> None:
-        nonlocal made
-        made += event == "call"
-
-    sys.setprofile(counted)
-    try:
-        worker.step(grads, options)
-    finally:
-        sys.setprofile(None)
-    return made
+    return every_call_of(lambda: worker.step(grads, options))
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -81,7 +81,7 @@ def _may_end() -> None:
 
 
 def endless_start() -> str:
-    """Return the error of a start that does not end, while calls have no time limit."""
+    """Return the error of a start that does not end before a much longer limit of calls."""
     transport = RpcTransport(start_timeout=0.1)
     told = transport.place("ps1", _endless).exception(LIMIT)
     rpc.rpc_sync("ps1", _may_end)

@@ -19,12 +19,16 @@ from functional_optim.remote import SnapshotModule
 from functional_optim.remote.rpc import RpcTransport
 from functional_optim.remote.worker import WorkerOptimizer
 from sharding.testing import at
+from tests.remote.rpc import law_jobs
+from tests.remote.rpc.small_model import raised
 from tests.remote.rpc.snapshot_jobs import Whole, data_of, loss_of, rrefs_there, through
 
 NAMES = ("trainer", "ps1", "ps2", "other")
 OWNERS = ("ps1", "ps2")
 LR = 0.125
 STEPS = 4
+CALL_SECONDS = 100_000.0
+"""Time limit of a call, longer than the test: an error that waits for it never comes."""
 
 Params = list[tuple[str, Any]]
 
@@ -119,29 +123,24 @@ def die_in_the_next_step() -> None:
 
 
 def hastily(transport: RpcTransport, handle: Any, method: str, *args: Any) -> Any:
-    """Call with a short timeout for the step of the waiting worker, else with a long one."""
+    """Call with a short time limit for the step of the waiting worker, else with a long one."""
     waits = transport._addresses[handle].worker == "ps2" and method == "step"
-    rpc._set_rpc_timeout(1.0 if waits else 60.0)
+    rpc._set_rpc_timeout(1.0 if waits else CALL_SECONDS)
     try:
         return _CALL(transport, handle, method, *args)
     finally:
-        rpc._set_rpc_timeout(60.0)
+        rpc._set_rpc_timeout(CALL_SECONDS)
 
 
 _CALL = RpcTransport.call
 
 
-def raised(call: Any) -> str:
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001  it is told
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
 def as_the_trainer() -> dict[str, Any]:
-    """Lose a trainer, wait for a slow worker, and kill this worker in a step, in this order."""
-    found: dict[str, Any] = {}
+    """Wait for two starts, lose a trainer, wait for a slow worker, and lose it in a step."""
+    found: dict[str, Any] = {
+        "slow start": law_jobs.slow_start(),
+        "endless start": law_jobs.endless_start(),
+    }
     modules, params = on(OWNERS)
     optimizer = DistributedOptimizer(torch.optim.AdamW, params, lr=LR)
     train(optimizer, modules, range(2))
@@ -162,6 +161,7 @@ def as_the_trainer() -> dict[str, Any]:
     at("a worker is killed")
     rpc.rpc_sync("ps2", die_in_the_next_step)
     found["killed"] = raised(lambda: train(optimizer, modules, range(3, STEPS)))
+    found["unsaved"] = raised(optimizer.state_dict)
     found["left"] = same(optimizer, STEPS, "ps1")
     state = optimizer.state_dict(workers=["ps1"])["state"]
     found["steps"] = {number: int(one["step"]) for number, one in state.items()}
@@ -181,7 +181,7 @@ def lose(meeting: str) -> dict[str, Any]:
     warnings.filterwarnings("ignore", ".* has no functional equivalent", UserWarning)
     os.environ["TP_SOCKET_IFNAME"] = "lo"
     rank = torch.distributed.get_rank()
-    options = rpc_over_sockets(init_method=f"file://{meeting}", rpc_timeout=60)
+    options = rpc_over_sockets(init_method=f"file://{meeting}", rpc_timeout=CALL_SECONDS)
     rpc.init_rpc(NAMES[rank], rank=rank, world_size=len(NAMES), rpc_backend_options=options)
     found = {}
     if rank == 0:

@@ -83,7 +83,10 @@ def two_trainers_optimizers() -> dict[str, Any]:
     for _ in range(6):
         for one, grad in zip(want.values(), grads, strict=True):
             one.add_(grad, alpha=-0.1)
-    return {"same": same(values(params), want)}
+    found, old = values(params), pair[0].snapshot()
+    pair[0].limit_staleness(0)
+    pair[1].step(grads)
+    return {"same": same(found, want), "old": raised(lambda: pair[0].step(grads, old))}
 
 
 def clipping_and_scaling() -> dict[str, Any]:

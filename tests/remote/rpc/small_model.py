@@ -1,7 +1,5 @@
 """Small model with parameters on a trainer and two workers, and its twin in one process."""
 
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -27,14 +25,12 @@ class QHM(torch.optim.Optimizer):
 class Failing(torch.optim.Optimizer):
     """Optimizer class without functional equivalent that fails in the steps of some workers."""
 
-    def __init__(self, params: Any, where: tuple[str, ...], how: str = "raise") -> None:
+    def __init__(self, params: Any, where: tuple[str, ...]) -> None:
         super().__init__(params, {})
-        self.where, self.how = where, how
+        self.where = where
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         if rpc.get_worker_info().name in self.where:
-            if self.how == "die":
-                os.kill(os.getpid(), signal.SIGKILL)
             raise LookupError("nothing to be found")
         for param in self.param_groups[0]["params"]:
             param.data.add_(1.0)

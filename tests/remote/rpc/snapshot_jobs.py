@@ -1,7 +1,7 @@
 """Scenarios of snapshots over torch's RPC, as the trainer sees them."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from functional_optim import (
     partition,
     sgd,
 )
-from functional_optim.remote import SnapshotModule, StaleError
+from functional_optim.remote import SnapshotModule
 from tests.remote.support import noise
 
 TRAINERS = 4
@@ -205,55 +205,6 @@ def one_trainer() -> dict[str, Any]:
     }
 
 
-def sent_snapshots() -> dict[str, Any]:
-    """Step by snapshots of both workers, which steps of another optimizer make old."""
-    _, params = remote_model("ps1", "ps2")
-    mine, others = (DistributedOptimizer(sgd, params, lr=LR) for _ in range(2))
-    model = Whole()
-    mine.limit_staleness(1)
-    names = [name.removeprefix("ps1.") for name, _ in params if name.startswith("ps1")]
-    first, second = mine.snapshot(), mine.snapshot()
-
-    def run(snapshot: Any) -> Tensor:
-        own = {name: snapshot.parameters[f"ps1.{name}"] for name in names}
-        found: Tensor = torch.func.functional_call(model, own, (data_of(0),))
-        return found
-
-    def gradients(snapshot: Any) -> Mapping[str, Tensor]:
-        leaves = {f"ps1.{name}": snapshot.parameters[f"ps1.{name}"] for name in names}
-        grads = torch.autograd.grad(loss_of(run(snapshot)), list(leaves.values()))
-        return dict(zip(leaves, grads, strict=True))
-
-    given = gradients(second)
-    others.step(gradients(others.snapshot()))
-    mine.step(gradients(first), first)
-    text = ""
-    try:
-        mine.step(given, second)
-    except StaleError as error:
-        text = str(error)
-    counted = mine.counters()
-    now = mine.snapshot().parameters
-    return {
-        "copies": all(torch.equal(now[name], rref.to_here()) for name, rref in params),
-        "text": text,
-        "staleness": {worker: sorted(one.staleness.items()) for worker, one in counted.items()},
-        "refused": {worker: one.refused for worker, one in counted.items()},
-        "steps": {worker: one.steps for worker, one in counted.items()},
-        "reads": [one.reads for one in counted.values()],
-        "bytes": [one.read_bytes for one in counted.values()],
-        "closed": str(_closed(first, run)),
-    }
-
-
-def _closed(snapshot: Any, run: Callable[[Any], Tensor]) -> type | None:
-    try:
-        run(snapshot)
-    except KeyError as error:
-        return type(error)
-    return None
-
-
 def read_in_two_ways() -> dict[str, Any]:
     """Read a parameter in two ways in one context, and run a pass outside of all contexts."""
     modules, params = remote_model("ps1")
@@ -343,7 +294,6 @@ def one_buffer_a_call() -> dict[str, Any]:
 SCENARIOS = (
     backward_passes_are_undisturbed,
     one_trainer,
-    sent_snapshots,
     read_in_two_ways,
     one_buffer_a_call,
     composed_in_contexts,

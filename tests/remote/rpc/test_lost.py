@@ -42,9 +42,26 @@ def test_a_worker_that_is_slow_is_named(found: dict[str, Any]) -> None:
 def test_a_run_goes_on_elsewhere_when_a_worker_is_killed_in_a_step(
     found: dict[str, Any], outcomes: list[Outcome]
 ) -> None:
-    """The run resumes from the saved state, bit for bit; the other worker still saves its own."""
+    """The run resumes from the saved state, bit for bit; the other worker still saves its own.
+
+    The error comes long before the time limit of calls.
+    """
     assert "rank 2" in str(outcomes[2].error)
     assert "step failed on 1 of 2 workers:\n  ps2: ConnectionError: no answer" in found["killed"]
+    assert "state_dict failed on 1 of 2 workers:\n  ps2: " in found["unsaved"]
     assert found["left"] == [True] * 4
     assert found["steps"] == dict.fromkeys("0123", 4)
     assert found["resumed"] == [True] * 8
+
+
+def test_a_start_without_an_end_is_named(found: dict[str, Any]) -> None:
+    """The error comes after the limit of starts, long before the limit of calls."""
+    told = found["endless start"]
+    assert told.startswith("ConnectionError: no answer from 'ps1', which may be gone: within 0.1 s")
+    assert "has not made what is placed on it" in told
+    assert "give a start_timeout above 0.1" in told
+
+
+def test_a_start_may_take_longer_than_a_call(found: dict[str, Any]) -> None:
+    """A start succeeds although it takes longer than a call can last, half a second."""
+    assert found["slow start"] == {"total": [1.0, 1.0]}

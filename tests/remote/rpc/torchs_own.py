@@ -11,10 +11,15 @@ import torch
 from torch.distributed import rpc
 
 from functional_optim import DistributedOptimizer
+from functional_optim._torch import rpc_over_sockets
+from sharding.testing import at
 
 
-def run(name: str, meeting: str) -> str:
-    """Run one of torch's tests in this new process; return "passed", or the error."""
+def run(names: list[str], meeting: str) -> dict[str, str]:
+    """Run torch's tests one after another; return for each "passed", or the error.
+
+    RPC starts only once in a process, so the tests run without the decorator that starts it.
+    """
     # torch's own tests import and call names that torch deprecates.
     warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
     warnings.filterwarnings("ignore", r"You are using a Backend <class", UserWarning)
@@ -29,18 +34,22 @@ def run(name: str, meeting: str) -> str:
 
     del sys.modules[common.__name__]
     dist_optimizer_test.DistributedOptimizer = DistributedOptimizer  # type: ignore[misc, assignment]
-    return _run(dist_optimizer_test.DistOptimizerTest, name, meeting)
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    options = rpc_over_sockets(init_method=f"file://{meeting}", rpc_timeout=60)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, rpc_backend_options=options)
+    found = {}
+    for name in names:
+        at(name)
+        found[name] = _run(dist_optimizer_test.DistOptimizerTest, name)
+        torch.distributed.barrier()
+    rpc.shutdown()
+    return found
 
 
-def _run(own: type, name: str, meeting: str) -> str:
+def _run(own: Any, name: str) -> str:
     class Fixed(own, unittest.TestCase):  # type: ignore[misc]
-        rank = torch.distributed.get_rank()
-        file_name = meeting
-        rpc_backend = rpc.backend_registry.BackendType["TENSORPIPE"]
-
-        @property
-        def rpc_backend_options(self) -> rpc.TensorPipeRpcBackendOptions:
-            return rpc.TensorPipeRpcBackendOptions(init_method=self.init_method, rpc_timeout=60)
+        rank = worker_id = torch.distributed.get_rank()
+        rpc_backend = rpc_backend_options = None  # RPC has started
 
         def get_shutdown_error_regex(self) -> str:
             return ".*"
@@ -54,6 +63,7 @@ def _run(own: type, name: str, meeting: str) -> str:
         def assertNotEqual(self, first: Any, second: Any, msg: Any = None) -> None:  # noqa: N802
             assert not torch.equal(first, second)
 
+    setattr(Fixed, name, getattr(own, name).__wrapped__)
     result = unittest.TestResult()
     Fixed(name).run(result)
     wrong = [text for _, text in [*result.errors, *result.failures]]
