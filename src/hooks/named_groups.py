@@ -97,10 +97,6 @@ class NamedGroups(TorchOptimizer):
         self._chains.write_shared(self.param_groups)
         return super().state_dict()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        super().load_state_dict(dict(state_dict))
-        self._buckets.clear()
-
     def use(self, optimizer: Optimizer, names: Sequence[str]) -> None:
         """Write hyper-parameters of another optimizer to the groups without an override for them.
 
