@@ -24,7 +24,7 @@ def without_plans() -> Iterator[None]:
     """Disable plans inside the context."""
     with (
         mock.patch.object(PlannedSteps, "plan", return_value=False),
-        mock.patch.object(PlannedSteps, "prepare_decided", return_value=None),
+        mock.patch.object(PlannedSteps, "_decided_for", return_value=None),
         mock.patch.object(tree_steps, "_PLANS", []),
     ):
         yield

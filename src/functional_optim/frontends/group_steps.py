@@ -134,10 +134,12 @@ class GroupSteps:
         given = {} if extra is None else extra(leaves.params)
         with torch.no_grad():  # totals need no derivative
             leaves = leaves.copy_aliased_gradients()
-            decided = leaf_by_leaf.decide(now.links, executor, leaves, now.shared, measured, given)
-        step = None
-        if len(leaves.leaves) == len(held.params):
-            step = known.steps.prepare_decided(held.tensors, leaves, decided)
+            own = now.links, executor, leaves, now.shared, measured, given
+            decide = partial(leaf_by_leaf.decide, *own)
+            if len(leaves.leaves) == len(held.params):
+                decided, step = known.steps.decide(held.tensors, leaves, decide)
+            else:
+                decided, step = decide(None), None
         if step is None:
             return leaf_by_leaf.bind(executor, decided, now.shared, between)
         return _call(known.steps, step, held.params, now.shared, between)

@@ -16,7 +16,7 @@ from functional_optim._torch import without_grad
 from functional_optim.core.fields import from_fields
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.plan.addend_rows import Addends
-from functional_optim.plan.decision import Decision
+from functional_optim.plan.decision import Decision, Rows
 from functional_optim.plan.leaf_inputs import rows_with_inputs
 from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.list_layout import StepLayout
@@ -96,23 +96,14 @@ class DecidedSteps:
             leaves = without_grad(leaves.copy_aliased_gradients)
         if self._on_cuda:
             check_not_captured(leaves.params)
-        rows = partial(self._rows_of, now) if self._sums else None
+        rows = self.rows_of(now)
         executor, may_begin = self._options.executor, begins or self._options.may_begin
         totals, extra = given.measured, given.extra
         decision = Decision(given.links, executor, leaves, before, totals, extra, rows)
         decided = without_grad(decision.decide)
-        return self._bind(decided, given.tensors, now, in_place=in_place, may_begin=may_begin)
+        return self.bind(decided, given.tensors, now, in_place=in_place, may_begin=may_begin)
 
-    def prepare_decided(
-        self, tensors: list[Any], leaves: StepLeaves, decided: Decision, *, in_place: bool
-    ) -> PreparedStep | None:
-        """Bind the runs of a decided step: see :meth:`PlannedSteps.prepare_decided`."""
-        now = StepNow([*tensors, *leaves.grads])
-        if not self.layout.holds(now.tensors, in_place=in_place):
-            return None
-        return self._bind(decided, tensors, now, in_place=in_place, may_begin=True)
-
-    def _bind(
+    def bind(
         self,
         decided: Decision,
         tensors: list[Any],
@@ -121,7 +112,12 @@ class DecidedSteps:
         in_place: bool,
         may_begin: bool,
     ) -> PreparedStep | None:
-        """Bind the runs of a decided step; None if a run has no plan that fits."""
+        """Bind the runs of a decided step; None if a run has no plan that fits.
+
+        Args:
+            tensors: the list of the step, without gradients.
+            may_begin: True if the state of leaves before their first step is valid.
+        """
         plans = self._plans_of(decided, now)
         if plans is None:
             return None
@@ -140,7 +136,7 @@ class DecidedSteps:
         now = self._read(given, in_place=False)
         if now is None:
             return None
-        rows = partial(self._rows_of, now) if self._sums else None
+        rows = self.rows_of(now)
         executor, leaves = self._options.executor, self._leaves(now, given)
         shared, totals = given.shared, given.measured
         decider = Decision(given.links, executor, leaves, shared, totals, {}, rows)
@@ -199,14 +195,13 @@ class DecidedSteps:
             plans.append(plan)
         return plans
 
-    def has_room_for(self, end: End, every: list[Any]) -> bool:
-        """Return True if these plans can take more runs, of tensors with the same layouts."""
+    def has_room_for(self, end: End) -> bool:
+        """Return True if there is room for the plans of more runs."""
         runs = len(end.runs)
-        is_full = len(self._runs) + runs > max(RUNS, 2 * runs)
-        return not is_full and self.layout.holds(every, in_place=False)
+        return len(self._runs) + runs <= max(RUNS, 2 * runs)
 
-    def plan(self, tensors: list[Any], decided: Decision) -> None:
-        """Plan the runs of a decided step.
+    def count(self, tensors: list[Any]) -> StepNow:
+        """Read the counts of a step, and keep its count classes.
 
         Args:
             tensors: the list of the step, with its gradients.
@@ -216,6 +211,15 @@ class DecidedSteps:
         for members in with_gradients:
             self._count(members, now)
         self._counts = [self._counts_of[members] for members in with_gradients]
+        return now
+
+    def plan(self, tensors: list[Any], decided: Decision) -> None:
+        """Plan the runs of a decided step.
+
+        Args:
+            tensors: the list of the step, with its gradients, also those of late leaves.
+        """
+        now = self.count(tensors)
         if decided.inputs is None or not decided.inputs.are_seldom:
             names = () if decided.inputs is None else decided.inputs.names
             for run in decided.end.runs:
@@ -263,6 +267,10 @@ class DecidedSteps:
         made = Counts(CountClasses(rows, groups, now.tensors))
         counts[:] = [made, *counts[: COUNTS - 1]]
         return made.counted
+
+    def rows_of(self, now: StepNow) -> Rows | None:
+        """Return the function that returns the addends of many leaves; None if there is none."""
+        return partial(self._rows_of, now) if self._sums else None
 
     def _rows_of(
         self, now: StepNow, decider: Decision, part: LeafPart, totals: Sequence[Tensor]

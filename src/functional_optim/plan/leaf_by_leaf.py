@@ -177,6 +177,7 @@ def decide_pure(
     shared: Any,
     measured: Sequence[Tensor],
     extra: Mapping[str, Any],
+    rows: Rows | None = None,
 ) -> Decision:
     """Decide a pure step; arguments as for :func:`decide`.
 
@@ -193,7 +194,7 @@ def decide_pure(
                 require_differentiable(*named, given, own.hypers, extra.values())
     executor = leaves.executor(optimizer)
     extra = flatten_inputs(optimizer.links, spec, leaves.leaves, extra)
-    return decide(optimizer.links, executor, leaves, shared, measured, extra)
+    return decide(optimizer.links, executor, leaves, shared, measured, extra, rows)
 
 
 def run_pure(executor: Executor, decided: Decision, params: list[Any], states: list[Any]) -> None:

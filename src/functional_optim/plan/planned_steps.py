@@ -4,12 +4,11 @@ The tensors of a step are one list: parameters, state and other listed tensors, 
 None for each leaf, then copies of the inputs of leaves. Plans hold no tensor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from threading import Lock
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from functional_optim._torch import is_transforming
@@ -18,7 +17,7 @@ from functional_optim.kernels import Executor
 from functional_optim.plan import leaf_by_leaf
 from functional_optim.plan.addend_rows import is_simple
 from functional_optim.plan.decided_steps import DecidedSteps
-from functional_optim.plan.decision import Decision
+from functional_optim.plan.decision import Decision, Rows
 from functional_optim.plan.guard import mask_of
 from functional_optim.plan.leaf_positions import LeafPositions, rows_of
 from functional_optim.plan.plain_steps import PlainSteps
@@ -126,51 +125,63 @@ class PlannedSteps:
                 self._keep(mask, known)
         return True
 
-    def prepare_decided(
+    def decide(
         self,
         tensors: list[Any],
         leaves: StepLeaves,
-        decided: Decision,
+        decide: Callable[[Rows | None], Decision],
         *,
         in_place: bool = True,
-    ) -> PreparedStep | None:
-        """Plan the runs of a decided step that is not plain, and bind it by these plans.
+    ) -> tuple[Decision, PreparedStep | None]:
+        """Decide a step, plan its runs if it is not plain, and bind it by these plans.
 
-        The state of leaves before their first step was created for this step.
+        The state of leaves before their first step was created for this step. The caller turns
+        autograd off.
 
         Args:
+            leaves: checked.
+            decide: makes the Decision.
             in_place: False to step copies.
 
         Returns:
-            None, with nothing changed, if no plan fits.
+            The Decision, and the step; None, with nothing changed, if no plan fits.
+        """
+        with self._planning:
+            known = self._decided_for(tensors, leaves, in_place=in_place)
+            now = None if known is None else known.count([*tensors, *leaves.grads])
+        if known is None or now is None:
+            return decide(None), None
+        decided = decide(known.rows_of(now))
+        with self._planning:
+            if not known.has_room_for(decided.end):
+                known = DecidedSteps(self._options, self.rows, leaves, now.tensors)
+            self._keep(mask_of(leaves.grads), known)
+            known.plan([*tensors, *decided.grads], decided)
+        return decided, known.bind(decided, tensors, now, in_place=in_place, may_begin=True)
+
+    def _decided_for(
+        self, tensors: list[Any], leaves: StepLeaves, *, in_place: bool
+    ) -> DecidedSteps | None:
+        """Return the plans of a step that needs a Decision, new or known.
+
+        Returns:
+            None if no plan can step the leaves: they are not plain tensors, or share memory.
         """
         if leaves.outline.plain is not None or is_transforming():
             return None
-        if is_simple([one for one in leaves.grads if one is not None]):
-            with self._planning, torch.no_grad():
-                self._plan_decided(tensors, leaves, decided, in_place=in_place)
-        known = self._masks.get(mask_of(leaves.grads))
-        if not isinstance(known, DecidedSteps):
+        if not is_simple([one for one in leaves.grads if one is not None]):
             return None
-        return known.prepare_decided(tensors, leaves, decided, in_place=in_place)
-
-    def _plan_decided(
-        self, tensors: list[Any], leaves: StepLeaves, decided: Decision, *, in_place: bool
-    ) -> None:
         every = [*tensors, *leaves.grads]
         if not self.rows:
             grads = range(len(tensors), len(every))
             rows = rows_of(leaves.leaves, tensors, grads)
             if rows is None or not is_simple([every[k] for row in rows for k in row.kept]):
-                return
+                return None
             self.rows = rows
-        mask = mask_of(leaves.grads)
-        known = self._masks.get(mask)
-        if not isinstance(known, DecidedSteps) or not known.has_room_for(decided.end, every):
+        known = self._masks.get(mask_of(leaves.grads))
+        if not isinstance(known, DecidedSteps) or not known.layout.holds(every, in_place=False):
             known = DecidedSteps(self._options, self.rows, leaves, every)
-        if known.layout.holds(every, in_place=in_place):  # else tensors share memory
-            self._keep(mask, known)
-            known.plan([*tensors, *decided.grads], decided)
+        return known if known.layout.holds(every, in_place=in_place) else None
 
     def _keep(self, mask: bytes | None, known: PlainSteps | DecidedSteps) -> None:
         """Keep plans. If there are too many, drop those that were not used for longest."""

@@ -4,6 +4,7 @@ Plans are found by the form of a tree, and hold no tensor.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import compress
 from operator import not_
 from typing import Any
@@ -23,7 +24,6 @@ from functional_optim.core.tree import unflatten
 from functional_optim.kernels import Executor
 from functional_optim.plan import leaf_by_leaf
 from functional_optim.plan.addend_rows import is_simple
-from functional_optim.plan.decision import Decision
 from functional_optim.plan.guard import mask_of
 from functional_optim.plan.leaf_inputs import flatten_inputs
 from functional_optim.plan.list_layout import StepLayout
@@ -152,14 +152,17 @@ def _update_new(
     extra = flatten_inputs(optimizer.links, spec, found.leaves, extra)
     executor = found.executor(optimizer)
     shared = given[2].shared
-    with torch.no_grad():
-        decided = leaf_by_leaf.decide(optimizer.links, executor, found, shared, measured, extra)
-    planned_steps = _steps_for(optimizer, given, found, in_place=True)
-    if planned_steps is not None:
-        steps, tree = planned_steps
-        step = steps.steps.prepare_decided(tree.tensors, found, decided)
+    own = optimizer.links, executor, found, shared, measured, extra
+    decide = partial(leaf_by_leaf.decide, *own)
+    planned = _steps_for(optimizer, given, found, in_place=True)
+    if planned is None:
+        with torch.no_grad():
+            decided = decide(None)
+    else:
+        with torch.no_grad():
+            decided, step = planned[0].steps.decide(planned[1].tensors, found, decide)
         if step is not None:
-            steps.steps.run(step, shared)
+            planned[0].steps.run(step, shared)
             return
     leaf_by_leaf.bind(executor, decided, shared)()
 
@@ -220,28 +223,22 @@ def update(
         made = step(optimizer, given, measured, extra)
         if made is not None:
             return made
-    decided = leaf_by_leaf.decide_pure(optimizer, spec, read, state.shared, measured, extra)
+    own = optimizer, spec, read, state.shared, measured, extra
+    decide, found = partial(leaf_by_leaf.decide_pure, *own), None
     if not is_traced and _are_fixed(measured, extra) and _have_plain_hypers(read.chains):
-        made = _planned_pure(optimizer, given, read, decided)
-        if made is not None:
-            return made
+        found = _steps_for(optimizer, given, read, in_place=False)
+    if found is None:
+        decided = decide(None)
+    else:
+        plans, tree = found
+        with torch.no_grad():
+            decided, prepared = plans.steps.decide(tree.tensors, read, decide, in_place=False)
+            if prepared is not None:
+                return plans.run_pure(prepared, tree, state.shared)
     leaf_by_leaf.run_pure(read.executor(optimizer), decided, leaves, states)
     made, kept = unflatten(spec, params, optimizer.namespace, leaves, states)
     shared = leaf_by_leaf.shared_after(state.shared, decided.shared, decided.opened)
     return made, State(kept, shared)
-
-
-def _planned_pure(
-    optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decision
-) -> tuple[Any, State] | None:
-    """Plan the runs of a decided pure step, and make it; None if no plan fits."""
-    found = _steps_for(optimizer, given, leaves, in_place=False)
-    if found is None:
-        return None
-    plans, tree = found
-    with torch.no_grad():
-        own = plans.steps.prepare_decided(tree.tensors, leaves, decided, in_place=False)
-        return None if own is None else plans.run_pure(own, tree, given[2].shared)
 
 
 def plan(optimizer: Chain, given: Given, leaves: StepLeaves, *, in_place: bool) -> bool:
