@@ -66,7 +66,7 @@ def test_they_are_found() -> None:
 def test_what_is_known_is_found_out_of_the_files() -> None:
     """The finder knows the names that ``_torch`` uses, and the names that a file defines itself."""
     known = known_names(THERE.values())
-    assert {"_foreach_add_", "_C", "_functorch", "_version", "_join_config", "_dynamo"} <= known
+    assert {"_fused_adam_", "_C", "_functorch", "_version", "_join_config", "_dynamo"} <= known
     source = (
         "class A:\n    _a: int\n    def _f(self):\n        self._b = 1\n        self.x._c = 1\n"
     )
