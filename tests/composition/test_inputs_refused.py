@@ -31,6 +31,7 @@ from hooks import apply_optimizer_in_backward
 
 from ..choices import case
 from ..tensors import assert_same, normal
+from .front_ends import cloned
 from .second_order import estimates_at, given_at
 from .test_refusals import WAYS
 from .test_views import POLYAK
@@ -126,6 +127,13 @@ def test_a_required_one_is_missing() -> None:
         with case(name=name):
             match = r"scale_by_adahessian needs 'hessian' of each parameter .* extra=\{'hessian'"
             assert_refused(OPTIMIZERS[name](), TypeError, match, {})
+            optimizer, params = OPTIMIZERS[name](), params_of()
+            state = optimizer.init(params)
+            optimizer.update_(params, grads_at(0), state, extra={"hessian": estimates_at(0)})
+            before = cloned((params, state))
+            with pytest.raises(TypeError, match=match):  # the step has a plan now
+                optimizer.update_(params, grads_at(1), state)
+            assert_same((params, state), before)
 
 
 def test_none_is_needed_where_nothing_is_stepped() -> None:

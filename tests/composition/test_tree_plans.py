@@ -314,3 +314,18 @@ def test_a_state_of_an_earlier_version_says_after_a_planned_step_how_often_gates
     want = optimizer.using(executor="reference").update(params, grads_at(4), earlier)
     assert [int(one) for one in optree.tree_leaves(made[1].shared.opened)] == [4]
     assert_same(list(made), list(want))
+
+
+def test_a_pure_step_of_tensors_with_gaps_is_not_made_by_the_plan_of_dense_ones() -> None:
+    """torch rounds 16-bit sums of tensors with gaps in another way than those of their copies."""
+    optimizer = sgd(lr=1e-3, maximize=True)
+    dense, grad = normal(33, 17).bfloat16(), normal(33, 17, seed=1).bfloat16()
+    gaps = torch.zeros(33, 34, dtype=torch.bfloat16)[:, ::2]
+    found = []
+    for param in (dense, gaps):
+        param.copy_(dense)
+        found.append(optimizer.update(param, grad, optimizer.init(param))[0])
+    reference = optimizer.using(executor="reference")
+    wanted = [reference.update(one, grad, reference.init(one))[0] for one in (dense, gaps)]
+    assert not torch.equal(*wanted)
+    assert_same(found, wanted)

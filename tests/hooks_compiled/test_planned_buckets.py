@@ -22,9 +22,11 @@ def test_buckets_in_turn_have_a_plan_each(monkeypatch: pytest.MonkeyPatch) -> No
     planned: list[tuple[str, ...]] = []
     before = StepPlan.__init__
 
-    def counted(self: StepPlan, stages: Any, executor: Any, items: Any, *a: Any, **k: Any) -> None:
-        planned.append(tuple(item.name for item in items))
-        before(self, stages, executor, items, *a, **k)
+    def counted(
+        self: StepPlan, stages: Any, by: Any, groups: Any, rows: Any, *a: Any, **k: Any
+    ) -> None:
+        planned.append(tuple(row.name for row in rows))
+        before(self, stages, by, groups, rows, *a, **k)
 
     monkeypatch.setattr(StepPlan, "__init__", counted)
     optimizer = adamw(lr=0.1)

@@ -256,8 +256,11 @@ class Decision:
 
     def _rows_of(self, part: LeafPart) -> "Sequence[Sequence[float]] | None":
         """Return what each leaf of a part adds; None if each must be reduced alone."""
-        rows = self._rows
-        return None if rows is None else rows(self, part, self.totals_of(part))
+        if self._rows is None:
+            return None
+        if self.inputs is not None:
+            self.inputs.require(part)
+        return self._rows(self, part, self.totals_of(part))
 
     def add_up(
         self, part: LeafPart, totals: Sequence[Tensor], sums: RankSums | None = None

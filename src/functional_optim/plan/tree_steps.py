@@ -193,7 +193,8 @@ def step(
         return None
     listed_tree = _listed(optimizer, given, in_place=False)
     for plan, tree, chains in _plans_for(optimizer, listed_tree):
-        if not _have_plain_hypers(chains):
+        # A copy of a tensor with gaps has none, and torch may round it in another way.
+        if not _have_plain_hypers(chains) or not plan.is_for(tree):
             continue
         shared = given[2].shared
         if isinstance(shared, Shared):
