@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad, check_param, check_writable
-from functional_optim.core.fields import from_fields
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import layouts_of
 from functional_optim.core.links import Links
+from functional_optim.core.named_tuples import from_fields
 from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.core.state import LeafState, Shared
 from functional_optim.core.state_init import zero_count

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.core.fields import from_fields
+from functional_optim.core.named_tuples import from_fields
 from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.core.state import LeafState
 from functional_optim.core.state_init import StateFields

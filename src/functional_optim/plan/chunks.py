@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import without_grad
-from functional_optim.core.fields import from_fields
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import Scalars
+from functional_optim.core.named_tuples import from_fields
 from functional_optim.core.stage import Stage, same_coefficients
 from functional_optim.kernels import Chunks, Leaf
 from functional_optim.kernels.chunks import (

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import without_grad
-from functional_optim.core.fields import from_fields
 from functional_optim.core.graph_capture import check_not_captured
+from functional_optim.core.named_tuples import from_fields
 from functional_optim.plan.addend_rows import Addends
 from functional_optim.plan.decision import Decision, Rows
 from functional_optim.plan.leaf_inputs import rows_with_inputs

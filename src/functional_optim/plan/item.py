@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.fields import from_fields
 from functional_optim.core.hyper import resolve, to_floats
 from functional_optim.core.leaf import Scalars
+from functional_optim.core.named_tuples import from_fields
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.core.fields import from_fields
+from functional_optim.core.named_tuples import from_fields
 from functional_optim.core.state import GateCounts, LeafState, map_state, state_tensors
 from functional_optim.kernels import Leaf
 from functional_optim.plan.item import Item, StepScalars

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim._torch import foreach_clone
-from functional_optim.core.fields import from_fields
 from functional_optim.core.links import Links
+from functional_optim.core.named_tuples import from_fields
 from functional_optim.core.overrides import LeafChain
 from functional_optim.kernels import Executor
 from functional_optim.plan.decision import Decision
@@ -23,7 +23,7 @@ COUNTS = 4
 
 
 class PlanOptions(NamedTuple):
-    """What all plans of certain leaves have in common."""
+    """Arguments that all plans of certain leaves share."""
 
     executor: Executor
     numbers: Sequence[int]
@@ -95,17 +95,12 @@ class StepNow:
         self.tensors = tensors
         self._numbers: dict[CountClasses, Numbers | None] = {}
 
-    def numbers(self, counted: CountClasses) -> Numbers | None:
-        """Return the counts of leaves; None if the counts of a class differ now."""
-        if counted not in self._numbers:
-            found = counted.read(self.tensors)
-            self._numbers[counted] = found
-        return self._numbers[counted]
-
     def first(self, kept: Sequence[Any]) -> tuple[Any, Numbers] | None:
         """Return the first entry that fits the counts of this step, and these counts."""
         for one in kept:
-            numbers = self._numbers.get(one.counted) or self.numbers(one.counted)
+            if one.counted not in self._numbers:
+                self._numbers[one.counted] = one.counted.read(self.tensors)
+            numbers = self._numbers[one.counted]
             if numbers is not None:
                 return one, numbers
         return None

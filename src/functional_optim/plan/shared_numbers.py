@@ -9,10 +9,10 @@ from torch import Tensor
 
 from functional_optim._torch import get_unwrapped, is_gradtrackingtensor, version_of
 from functional_optim.core.chain import Chain
-from functional_optim.core.fields import from_fields
 from functional_optim.core.format import format_value
 from functional_optim.core.hyper import format_hyper, resolve
 from functional_optim.core.links import Links, counts_steps, has_shared_state, stage_labels
+from functional_optim.core.named_tuples import from_fields
 from functional_optim.core.on_global_step import at_global_step
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.scalars import carries_derivative, concrete

@@ -103,8 +103,7 @@ class StepNumbers:
             step: the number of the step.
             counts: their counts at gates.
         """
-        hypers = self._hypers.get((group, part.at)) or self.hypers_of(part, group)
-        return self._numbers(part, hypers, step, counts)
+        return self._numbers(part, self.hypers_of(part, group), step, counts)
 
     def _numbers(
         self, part: LeafPart, hypers: tuple[Any, ...], step: float | Tensor, counts: GateNumbers

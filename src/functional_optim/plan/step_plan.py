@@ -15,9 +15,9 @@ from torch import Tensor
 
 from functional_optim._torch import without_grad
 from functional_optim.core.checks import check_grad
-from functional_optim.core.fields import from_fields
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN, Scalars
+from functional_optim.core.named_tuples import from_fields
 from functional_optim.core.stage import Stage
 from functional_optim.kernels import Executor, Leaf
 from functional_optim.kernels.chunks import extent_of
