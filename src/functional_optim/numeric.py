@@ -10,13 +10,16 @@ operation is computed in float32, like torch's kernels with a scalar argument. O
 """
 
 import math
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from functional_optim.core.recording import is_recorded, record_call
 from functional_optim.core.scalars import carries_derivative, concrete
+
+_Record = TypeVar("_Record", bound=tuple[Any, ...])
 
 
 def add(x: Tensor, y: Tensor, alpha: float) -> Tensor:
@@ -238,9 +241,19 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
     return yes if condition else no
 
 
+def choose_record(condition: Any, yes: _Record, no: _Record) -> _Record:
+    """Return a named tuple with the fields of ``yes`` or ``no``, as :func:`choose` does."""
+    if isinstance(condition, Tensor):
+        return type(yes)(*map(partial(choose, condition), yes, no))
+    return yes if condition else no
+
+
 def larger(x: Any, y: Any) -> Any:
     """Return the larger of two numbers, or ``x`` if ``y`` is NaN."""
-    return choose(y > x, y, x)
+    is_larger = y > x
+    if isinstance(is_larger, Tensor):
+        return choose(is_larger, y, x)
+    return y if is_larger else x
 
 
 def smaller(x: Any, y: Any) -> Any:

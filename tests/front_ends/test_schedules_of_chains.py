@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedules
 
-from functional_optim import TorchOptimizer, adamw, chain, freeze, linear, sgd
+from functional_optim import (
+    TorchOptimizer,
+    accumulate,
+    adamw,
+    chain,
+    ema,
+    freeze,
+    linear,
+    lookahead,
+    sgd,
+)
 from functional_optim.remote import DistributedOptimizer
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import each
@@ -155,9 +165,52 @@ def test_a_checkpoint_without_a_schedule_leaves_that_of_the_optimizer(maker: str
     assert float(other.param_groups[0]["params"][0].detach()[0]) == 0.5
 
 
-def test_a_schedule_goes_on_if_momentum_is_turned_on() -> None:
+BESIDE: dict[str, Callable[..., Any]] = {
+    "ema": lambda own: chain(own, ema(0.9)),
+    "accumulate": lambda own: chain(accumulate(1), own),
+    "lookahead": lambda own: chain(own, lookahead(1, alpha=1.0)),
+}
+"""Wrappers with state of their own, which change no parameter here."""
+
+
+@each(beside=BESIDE)
+def test_momentum_may_be_turned_on_beside_other_state(beside: str) -> None:
+    """As in torch.optim, OneCycleLR may begin in mid-run. It turns on momentum."""
+    found = []
+    for wrap in (None, BESIDE[beside]):
+        weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+        own: Any = torch.optim.SGD([weight], lr=0.1)
+        if wrap is not None:
+            own = TorchOptimizer([weight], wrap(sgd(lr=0.1)))
+        for step in range(8):
+            if step == 3:
+                scheduler = schedules.OneCycleLR(own, 0.1, total_steps=10)
+            weight.grad = weight.detach() + step
+            own.step()
+            if step >= 3:
+                scheduler.step()
+        found.append(weight.detach())
+    assert torch.equal(*found)
+
+
+def test_momentum_with_dampening_is_not_turned_on_beside_other_state() -> None:
+    """The first gradient in a buffer is not damped, and ``ema`` needs the step count."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = TorchOptimizer([weight], chain(sgd(lr=0.1, dampening=0.5), ema(0.9)))
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    optimizer.param_groups[0]["momentum"] = 0.9
+    before = weight.detach().clone()
+    with pytest.raises(ValueError, match="momentum_buffer, which sgd needs since momentum was cha"):
+        optimizer.step()
+    assert torch.equal(weight.detach(), before)
+
+
+@each(wrapped=[False, True])
+def test_a_schedule_goes_on_if_momentum_is_turned_on(wrapped: bool) -> None:
     weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = TorchOptimizer([weight], sgd(lr=linear(1.0, to=0.0, steps=4)))
+    own = sgd(lr=linear(1.0, to=0.0, steps=4))
+    optimizer = TorchOptimizer([weight], chain(own, ema(0.9)) if wrapped else own)
     moved = []
     for step in range(4):
         if step == 2:

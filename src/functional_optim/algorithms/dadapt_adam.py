@@ -39,6 +39,7 @@ from functional_optim.numeric import (
     addcdiv,
     addcmul,
     choose,
+    choose_record,
     is_active,
     larger,
     mul,
@@ -105,10 +106,11 @@ def dadapt_adam_coefficients(
 ) -> DadaptAdamCoefficients:
     beta_1, beta_2 = hyper.betas
     is_still = shared.denominator == 0.0
-    number = choose(is_still, shared.k + 1.0, shared.k)
-    corrected = hyper.use_bias_correction
-    length = step_length(shared.d_used, hyper.lr, hyper.betas, corrected, number)
-    next_length = step_length(shared.d, hyper.lr, hyper.betas, corrected, shared.k + 1.0)
+    length, next_length = shared.d_used * hyper.lr, shared.d * hyper.lr
+    if hyper.use_bias_correction:
+        number = choose(is_still, shared.k + 1.0, shared.k)
+        length = length * bias_correction(hyper.betas, number)
+        next_length = next_length * bias_correction(hyper.betas, shared.k + 1.0)
     root_2 = beta_2**0.5
     has_decay = is_active(hyper.weight_decay)
     return DadaptAdamCoefficients(
@@ -130,16 +132,11 @@ def dadapt_adam_coefficients(
     )
 
 
-def step_length(
-    d: float, lr: float, betas: tuple[float, float], use_bias_correction: bool, number: float
-) -> float:
-    """Return ``d * lr``, with Adam's bias correction for step ``number`` if requested."""
+def bias_correction(betas: tuple[float, float], number: float) -> float:
+    """Return the factor of Adam's step size at step ``number``."""
     beta_1, beta_2 = betas
-    length = d * lr
-    if not use_bias_correction:
-        return length
     correction: float = ((1 - beta_2**number) ** 0.5) / (1 - beta_1**number)
-    return length * correction
+    return correction
 
 
 def grow(d: Any, estimate: Any, growth_rate: Any) -> Any:
@@ -187,13 +184,9 @@ def dadapt_adam_combine(
     numerator = root_2 * shared.numerator + (1 - root_2) * gain
     estimate = numerator / ((1 - root_2) * choose(is_still, 1.0, size))
     d = grow(shared.d, estimate, hyper.growth_rate)
-    return DadaptAdamShared(
-        choose(is_still, shared.d, d),
-        choose(is_still, shared.numerator, numerator),
-        size,
-        choose(is_still, shared.k, shared.k + 1.0),
-        shared.d,
-    )
+    moved = DadaptAdamShared(d, numerator, size, shared.k + 1.0, shared.d)
+    d, numerator, _, k, _ = shared
+    return choose_record(is_still, DadaptAdamShared(d, numerator, size, k, d), moved)
 
 
 def dadapt_adam_rule(

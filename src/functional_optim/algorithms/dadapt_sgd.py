@@ -27,7 +27,7 @@ from functional_optim.core.block_sums import finite_or_zero, sum_in_blocks
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
-from functional_optim.numeric import add, choose, is_active, mul
+from functional_optim.numeric import add, choose, choose_record, is_active, mul
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
@@ -116,13 +116,9 @@ def dadapt_sgd_combine(
     numerator = shared.numerator + gain
     estimate = 2 * numerator / choose(is_still, 1.0, s_sq) ** 0.5
     d = grow(shared.d, estimate, hyper.growth_rate)
-    return DadaptSGDShared(
-        choose(is_still, shared.d, d),
-        choose(is_still, shared.numerator, numerator),
-        s_sq,
-        choose(is_still, shared.g0_norm, norm),
-        shared.d,
-    )
+    moved = DadaptSGDShared(d, numerator, s_sq, norm, shared.d)
+    d, numerator, _, norm, _ = shared
+    return choose_record(is_still, DadaptSGDShared(d, numerator, s_sq, norm, d), moved)
 
 
 def dadapt_sgd_rule(

@@ -18,13 +18,14 @@ import functools
 import math
 import operator
 from dataclasses import replace
+from operator import methodcaller
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim._torch import foreach_abs, foreach_add, foreach_mul, foreach_sub
-from functional_optim.algorithms.dadapt_adam import limit_growth, step_length
+from functional_optim.algorithms.dadapt_adam import bias_correction, limit_growth
 from functional_optim.algorithms.prodigy_records import (
     ProdigyCoefficients,
     ProdigyHyper,
@@ -50,6 +51,7 @@ from functional_optim.numeric import (
     addcdiv,
     addcmul,
     choose,
+    choose_record,
     is_active,
     larger,
     may_hold,
@@ -81,10 +83,12 @@ def prodigy_coefficients(
     beta_1, beta_2 = hyper.betas
     decay, d0, d, d_next = hyper.weight_decay, hyper.d0, shared.d_used, shared.d
     is_still = shared.d_denom == 0.0
-    number = choose(is_still, shared.k + 1.0, shared.k)
-    corrected = hyper.use_bias_correction
-    length = step_length(d, hyper.lr, hyper.betas, corrected, number)
-    length_next = step_length(d_next, hyper.lr, hyper.betas, corrected, shared.k + 1.0)
+    length, length_next = d * hyper.lr, d_next * hyper.lr
+    if hyper.use_bias_correction:
+        number = choose(is_still, shared.k + 1.0, shared.k)
+        length = length * bias_correction(hyper.betas, number)
+        length_next = length_next * bias_correction(hyper.betas, shared.k + 1.0)
+    moved = choose(is_still, 0.0, length)
     averages, has_decay = is_active(beta_1), is_active(decay)
     return ProdigyCoefficients(
         next_addend=(d_next / d0) * length_next,
@@ -96,16 +100,16 @@ def prodigy_coefficients(
         weight_2=d * d * (1 - beta_2),
         beta_3=hyper.beta3,
         eps=d_next * hyper.eps,
-        step_size=choose(is_still, 0.0, -length if averages else -length * d_next),
+        step_size=-moved if averages else -moved * d_next,
         added_decay=decay,
-        decay=choose(is_still, 0.0, -decay * length),
+        decay=-decay * moved,
         slice_p=hyper.slice_p,
         slices=hyper.slice_p > 1,
         averages=averages,
         adds_decay=has_decay and not hyper.decouple,
         decays=has_decay and hyper.decouple,
         is_active=is_active(hyper.lr),
-        moves=may_hold(shared.d_denom != 0.0),
+        moves=is_still is False or may_hold(shared.d_denom != 0.0),
     )
 
 
@@ -156,15 +160,15 @@ def prodigy_reduce_each(
     slopes = foreach_add(grads, params, alpha=c.added_decay) if c.adds_decay else grads
     if c.slices:
         params, slopes = ([slice_elements(one, c) for one in every] for every in (params, slopes))
-    ways = foreach_sub([one.to(wide) for one in p0], [one.to(wide) for one in params])
+    widened, summed = methodcaller("to", wide), methodcaller("sum", dtype=double)
+    ways = foreach_sub(list(map(widened, p0)), list(map(widened, params)))
     if wide == double:
         pairs = zip(slopes, ways, strict=True)
         products = [torch.dot(slope.reshape(-1), way.reshape(-1)) for slope, way in pairs]
     else:
-        inner = foreach_mul([one.to(wide) for one in slopes], ways)
-        products = [one.sum(dtype=double) for one in inner]
+        products = list(map(summed, foreach_mul(list(map(widened, slopes)), ways)))
     sums = foreach_abs(foreach_add(foreach_mul(s, c.beta_3), slopes, alpha=c.next_weight))
-    sizes = torch.stack([one.sum(dtype=double) for one in sums])
+    sizes = torch.stack(list(map(summed, sums)))
     addends = c.next_addend * torch.stack(products)
     counts = torch.isfinite(addends + sizes) & c.is_active
     return torch.where(counts, addends, 0.0), torch.where(counts, sizes, 0.0)
@@ -182,8 +186,8 @@ def prodigy_combine(
     d = limit_growth(d_max, d, hyper.growth_rate)
     require_bounded(d, hyper.d0)
     moved = ProdigyShared(d, d_max, numerator, size, d_hat, shared.k + 1.0, shared.d)
-    rested = shared._replace(d_denom=size, d_used=shared.d)
-    return ProdigyShared(*map(functools.partial(choose, is_still), rested, moved))
+    d, d_max, numerator, _, d_hat, k, _ = shared
+    return choose_record(is_still, ProdigyShared(d, d_max, numerator, size, d_hat, k, d), moved)
 
 
 def require_bounded(d: Any, d0: Any) -> None:

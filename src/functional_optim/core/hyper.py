@@ -46,8 +46,8 @@ INHERITED = Inherited.LR
 """Sentinel for the ``lr`` of a stage that gets the ``lr`` of the last rule of its chain."""
 
 
-_FIXED = frozenset({float, int, bool, str, type(None)})
-"""Immutable types of values."""
+FIXED = frozenset({float, int, bool, str, type(None)})
+"""Immutable types of values. A test with them needs no call per stage."""
 
 
 _FIELD_TYPES: dict[Any, dict[str, Any]] = {}
@@ -243,10 +243,10 @@ def is_plain(hyper: Any) -> bool:
     """Return True if no value is a schedule or a tensor."""
     # A loop is faster than a generator. This runs in every step with a new learning rate.
     for value in hyper:
-        if type(value) in _FIXED:
+        if type(value) in FIXED:
             continue
         if isinstance(value, tuple):
-            if not (_FIXED.issuperset(map(type, value)) or is_plain(value)):
+            if not (FIXED.issuperset(map(type, value)) or is_plain(value)):
                 return False
         elif not isinstance(value, (int, float, str)):
             return False
@@ -273,8 +273,8 @@ def is_fixed(value: Any) -> bool:
     """
     kind = type(value)
     if kind is tuple:
-        return _FIXED.issuperset(map(type, value)) or all(map(is_fixed, value))
-    return kind in _FIXED
+        return FIXED.issuperset(map(type, value)) or all(map(is_fixed, value))
+    return kind in FIXED
 
 
 def are_unchanged(before: Sequence[Any], now: Sequence[Any]) -> bool:
@@ -282,7 +282,7 @@ def are_unchanged(before: Sequence[Any], now: Sequence[Any]) -> bool:
     for one, other in zip(before, now, strict=True):
         kind = type(one)
         if one is other:
-            if kind not in _FIXED and not callable(one) and not is_fixed(one):
+            if kind not in FIXED and not callable(one) and not is_fixed(one):
                 return False
         elif kind is not type(other) or not (is_fixed(one) and is_fixed(other)) or one != other:
             return False

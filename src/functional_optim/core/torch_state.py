@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_leaf_state
 from functional_optim.core.format import format_value
-from functional_optim.core.hyper import is_plain
+from functional_optim.core.hyper import is_plain, resolve
 from functional_optim.core.links import gate_names, state_names
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState, state_tensors
@@ -200,6 +200,45 @@ def from_entries(
     state = layout.state([*map(_as_step, numbers), *values])
     check_leaf_state(stages, hypers, param, state, name)
     return state
+
+
+def add_new_stages(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    param: Tensor,
+    entries: Mapping[str, Any],
+    name: str,
+) -> Mapping[str, Any]:
+    """Return entries with the initial state of stages that have state since an option was changed.
+
+    Entries of a parameter that was not stepped, or that has no state of other stages, are returned
+    unchanged: :func:`from_entries` creates all of their state. Arguments are its arguments.
+
+    Raises:
+        ValueError: coefficients of such a stage depend on the number of its own steps, which is not
+            counted.
+    """
+    layout = entry_layout(stages, hypers, param.shape, param.dtype)
+    missing = layout.dtypes.keys() - entries.keys()
+    if not missing or len(missing) == len(layout.dtypes) or not has_begun(entries):
+        return entries
+    found = dict(entries)
+    for stage, hyper, fields in zip(stages, hypers, layout.fields, strict=True):
+        keys = [key for field in fields for key in field.keys]
+        if not keys or not missing.issuperset(keys) or not all(one.optional for one in fields):
+            continue
+        if _depends_on_step([stage], [resolve(stage.name, stage.bounds, stage.check, hyper, 1.0)]):
+            raise ValueError(
+                f"the state of {name!r} has no {', '.join(keys)}, which {stage.name} needs since "
+                f"{' or '.join(field_hypers(stage))} was changed. The first step of {stage.name} "
+                "differs from its other steps, and a step count is kept for the whole chain only: "
+                "change this option before the first step, or set dampening=0"
+            )
+        with torch.no_grad():
+            found |= zip(
+                keys, state_tensors(init_leaf([stage], [hyper], param).stages), strict=True
+            )
+    return found
 
 
 def _state_without_tensors(

@@ -166,8 +166,9 @@ class GroupSteps:
         step = steps.prepare(given, begins=begins)
         if step is None:
             return None
-        if between is None and len(step.runs) == 1 and not step.numbers:
-            return step.runs[0]
+        if between is None:
+            is_single = len(step.runs) == 1 and not step.numbers
+            return step.runs[0] if is_single else partial(steps.run, step, now.shared)
         return _call(steps, step, params, now.shared, between)
 
     def addends(

@@ -15,6 +15,7 @@ from functional_optim.core.state_init import init_leaf, init_stages, zero_count
 from functional_optim.core.state_reinit import reinit_state
 from functional_optim.core.torch_state import (
     EntryLayout,
+    add_new_stages,
     entry_layout,
     entry_layouts,
     from_entries,
@@ -90,7 +91,7 @@ def leaf_states(
         if kind in complete:
             found.append(layout.state(entries.values()))
             continue
-        own = stages, hypers, param, entries, name
+        own = stages, hypers, param, add_new_stages(stages, hypers, param, entries, name), name
         if may_begin and entries and entries.get("step") == 0:
             state = _first_state(*own, init_hypers, layout)
         else:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_functorch_wrapped_tensor
-from functional_optim.core.hyper import is_plain
+from functional_optim.core.hyper import FIXED, is_plain
 from functional_optim.core.leaf import PLAIN, Leaf, is_measured
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.stage_contract import call_stage
@@ -105,7 +105,9 @@ def try_reduce_each(
     Returns:
         None if one call cannot compute them.
     """
-    if stage.reduce_each is None or not is_plain(coefficients):
+    if stage.reduce_each is None:
+        return None
+    if not (FIXED.issuperset(map(type, coefficients)) or is_plain(coefficients)):
         return None
     if not (are_alike or (_are_alike(params) and _are_alike(grads))):
         return None

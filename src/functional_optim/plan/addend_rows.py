@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -173,10 +174,11 @@ def _state_columns(tensors: list[Tensor], columns: Any) -> Any:
     """Return a State with tensors instead of their positions."""
     get, fields = tensors.__getitem__, []
     for column in columns:
-        are_lists = bool(column) and isinstance(column[0], list)
-        found = [list(map(get, one)) for one in column] if are_lists else list(map(get, column))
-        fields.append(found)
-    return type(columns)(*fields)
+        if column and isinstance(column[0], list):
+            fields.append(list(map(list, map(partial(map, get), column))))
+        else:
+            fields.append(list(map(get, column)))
+    return tuple.__new__(type(columns), fields)  # its constructor is a Python call
 
 
 def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.dtensors import is_dtensor
-from functional_optim.core.hyper import is_plain
+from functional_optim.core.hyper import FIXED, is_plain
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import RankSums
 from functional_optim.core.stage import Stage
@@ -29,7 +29,7 @@ from functional_optim.plan.leaf_inputs import LeafInputs
 from functional_optim.plan.points import End, LeafPart, Point
 from functional_optim.plan.shared_numbers import as_numbers_of, combined, with_common_hypers
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
-from functional_optim.plan.step_numbers import SCALARS, StepNumbers
+from functional_optim.plan.step_numbers import StepNumbers
 
 Rows = Callable[["Decision", LeafPart, Sequence[Tensor]], "Sequence[Sequence[float]] | None"]
 """Function that returns what each leaf of a part adds to the totals of its last stage.
@@ -169,7 +169,7 @@ class Decision:
                 totals = total if isinstance(total, tuple) else as_numbers_of(total.cpu())
         if stage.combine is not None:
             hyper = self._links[place].hyper
-            if not (SCALARS.issuperset(map(type, hyper)) or is_plain(hyper)):
+            if not (FIXED.issuperset(map(type, hyper)) or is_plain(hyper)):
                 at = self.numbers.latest_step(point.behind_gates)
                 hyper = self.numbers.resolved(stage, hyper, at, at)
             made = combined(stage, self.shared[place], totals, hyper, self._extra)
@@ -260,7 +260,7 @@ class Decision:
             return None
         if self.inputs is not None:
             self.inputs.require(part)
-        return self._rows(self, part, self.totals_of(part))
+        return self._rows(self, part, self.totals_of(part) if part.totals else ())
 
     def add_up(
         self, part: LeafPart, totals: Sequence[Tensor], sums: RankSums | None = None

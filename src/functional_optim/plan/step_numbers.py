@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.hyper import is_plain, resolve, to_floats
+from functional_optim.core.hyper import FIXED, is_plain, resolve, to_floats
 from functional_optim.core.leaf import Scalars
 from functional_optim.core.on_global_step import at_global_step
 from functional_optim.core.stage import Stage, same_coefficients
@@ -17,9 +17,6 @@ from functional_optim.plan.item import Item, StepScalars, next_step, step_scalar
 from functional_optim.plan.points import LeafPart
 from functional_optim.plan.shared_numbers import as_all_numbers
 from functional_optim.plan.step_leaves import GateNumbers, StepLeaves
-
-SCALARS = frozenset({float, int, bool, str, type(None)})
-"""Types of values that do not change between steps. This test needs no call per stage."""
 
 
 class StepNumbers:
@@ -103,7 +100,8 @@ class StepNumbers:
             step: the number of the step.
             counts: their counts at gates.
         """
-        return self._numbers(part, self.hypers_of(part, group), step, counts)
+        hypers = self._hypers.get((group, part.at)) or self.hypers_of(part, group)
+        return self._numbers(part, hypers, step, counts)
 
     def _numbers(
         self, part: LeafPart, hypers: tuple[Any, ...], step: float | Tensor, counts: GateNumbers
@@ -120,7 +118,7 @@ class StepNumbers:
         for k, stage, place, given in zip(*columns, strict=True):
             own: Any = given
             at: Any = _step_of(part.gates, k, step, counts) if k <= last else step
-            if not (SCALARS.issuperset(map(type, own)) or is_plain(own)):
+            if not (FIXED.issuperset(map(type, own)) or is_plain(own)):
                 device = at.device if isinstance(at, Tensor) else None
                 gate = _gate_before(part, k)
                 own = self.resolved(stage, own, at, self.global_step(gate, device))
@@ -136,7 +134,7 @@ class StepNumbers:
                     shared = _move_shared(shared, step.device)
                 made = stage.coefficients(at, own, shared)
             resolved.append(own)
-            found.append(made if SCALARS.issuperset(map(type, made)) else to_floats(made))
+            found.append(made if FIXED.issuperset(map(type, made)) else to_floats(made))
         both = step_scalars((tuple(resolved), tuple(found), step, Scalars.HOST))
         if key is not None:
             self._made[key] = both

@@ -83,7 +83,8 @@ def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
     if isinstance(norm, float):  # a proxy for a tensor in a graph is not a Tensor either
         # In this order min keeps NaN, like clamp.
         return min(max_norm / (norm + 1e-6), 1.0)
-    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    # ``max_norm / tensor`` computes this in two Python functions of torch.
+    return ((norm + 1e-6).reciprocal() * max_norm).clamp(max=1.0)
 
 
 def clip_by_global_norm_transform(
