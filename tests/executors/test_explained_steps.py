@@ -133,6 +133,22 @@ def test_it_is_what_runs_in_a_step_of_a_tree(name: str, shapes: str, executor: A
         assert seen == said_by(said)
 
 
+@each(name=["sgd", "adamw", "clipped"], executor=["auto", "reference", "blocked"])
+def test_it_is_what_runs_on_parameters_with_gaps(name: str, executor: Any) -> None:
+    """No kernel steps a part of a larger tensor."""
+    optimizer = OPTIMIZERS[name]().using(executor=executor)
+    params = {"gaps": noise(0, 4, 6)[:, ::2], "b": noise(1, 4), "c": noise(2, 5)}
+    grads = {key: noise(10, *one.shape) for key, one in params.items()}
+    state = optimizer.init(params)
+    optimizer.update_(params, grads, state)
+    said = optimizer.explain(params)
+    with kernels_seen() as seen:
+        optimizer.update_(params, grads, state)
+    with case(said=said):
+        assert seen == said_by(said)
+        assert said_by(said) >= {"reference"}
+
+
 def test_parameters_that_differ_in_their_stages_are_explained_by_chain() -> None:
     optimizer = chain(
         accumulate(2),

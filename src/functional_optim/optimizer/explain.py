@@ -19,7 +19,7 @@ from functional_optim.core.state import map_state
 from functional_optim.core.state_init import init_leaf
 from functional_optim.core.views import real_view
 from functional_optim.kernels import EXECUTORS, Executor, Leaf, in_place
-from functional_optim.kernels.chunks import is_large
+from functional_optim.kernels.chunks import is_dense, is_large
 from functional_optim.kernels.rounding import record_rounding
 from functional_optim.plan.tree import params_of
 
@@ -34,6 +34,7 @@ class _Kind(NamedTuple):
     device: torch.device
     hypers: int
     large: bool
+    is_dense: bool
 
 
 class ExplainedChain(NamedTuple):
@@ -129,7 +130,7 @@ def chain_lines(
     for leaf, own in leaves:
         if isinstance(leaf, Tensor):
             view = real_view(leaf.detach())
-            kind = _Kind(view.dtype, view.device, id(own), is_large(view))
+            kind = _Kind(view.dtype, view.device, id(own), is_large(view), is_dense(view))
             found.setdefault(kind, []).append((view, own))
     joined: dict[_Kind, int] = {}
     for kind, members in found.items():
@@ -167,6 +168,8 @@ def _line(
         if kind.device.type == "cpu":
             like = partial(_element, stages, hypers, views[0], step)
         return f"{head}: {executor.explain_leaves(stages, name, like, joined)}"
+    if not kind.is_dense:
+        return f"{head}, one by one: reference; their memory has gaps"
     together = "each alone" if kind.large else "together"
     count = max(counts) if kind.large else sum(counts)
     if by_chunks.joins and kind.device.type == "cpu":
