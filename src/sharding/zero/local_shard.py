@@ -11,7 +11,12 @@ from functional_optim.core.checks import check_grad
 from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import LeafState
 from functional_optim.core.state_init import init_leaf
-from functional_optim.core.torch_state import entry_layout, from_entries, to_entries
+from functional_optim.core.torch_state import (
+    add_new_stages,
+    entry_layout,
+    from_entries,
+    to_entries,
+)
 from functional_optim.frontends.recipe import GroupChain
 from functional_optim.frontends.torch_entries import leaf_states
 from functional_optim.optimizer.bound_buffer import copy_states
@@ -75,6 +80,7 @@ class LocalShard:
         if begins and (not entries or count == 0):
             given = chain.stages, chain.hypers, [self.tensor], self.states, [self.path]
             return leaf_states(*given, [True], self._init_hypers)[0]
+        entries.update(add_new_stages(*own, entries, self.path))
         lacking = self.missing_entries(chain)
         if lacking and any(
             isinstance(one, Tensor) and not is_step_count(one) for one in entries.values()
