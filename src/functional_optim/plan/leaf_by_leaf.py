@@ -147,6 +147,27 @@ def check_leaf(leaf: StepLeaf, grad: Any, fields: FieldsOf = fields_of) -> None:
         )
 
 
+def states_by_name(
+    optimizer: Chain, params: Mapping[str, Tensor], state: State
+) -> dict[str, LeafState]:
+    """Return the state of each parameter.
+
+    Args:
+        params: the parameters by name.
+        state: of a dict of these parameters.
+
+    Raises:
+        TypeError, ValueError: the state does not fit the parameters or the optimizer.
+    """
+    names, spec = flatten({name: name for name in params}, "")
+    states = dict(zip(names, leaf_states(spec, state), strict=True))
+    check_shared(optimizer, state.shared)
+    chains = zip(names, optimizer.chains_for(params), strict=True)
+    for k, (name, chain) in enumerate(chains):
+        check_leaf(StepLeaf(k, params[name], states[name], chain, name), None)
+    return states
+
+
 def decide(
     links: Links,
     executor: Executor,
