@@ -34,7 +34,7 @@ class FloorLoop(NamedTuple):
 
 
 class OptimizerCase(NamedTuple):
-    """One optimizer, in all its implementations."""
+    """Optimizer, in all its implementations."""
 
     name: str
     bytes_per_parameter: int

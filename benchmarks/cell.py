@@ -1,4 +1,4 @@
-"""One cell: one workload and one optimizer, with all contestants in heats that fit in memory."""
+"""Cell: one workload and one optimizer, with all contestants in heats that fit in memory."""
 
 import gc
 import math

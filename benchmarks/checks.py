@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Check(NamedTuple):
-    """One figure of a target."""
+    """Figure of a target."""
 
     where: str
     value: float

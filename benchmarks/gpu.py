@@ -49,7 +49,7 @@ TEST_IN_LINE = re.compile(r"(\S+\.py::.*?)(?: (?:PASSED|FAILED|SKIPPED|ERROR).*)
 
 
 class Case(NamedTuple):
-    """One test."""
+    """Test."""
 
     file: str
     name: str

@@ -1,4 +1,4 @@
-"""One model on one server: the turns of all contestants, for each rule and number of trainers."""
+"""Model on one server: the turns of all contestants, for each rule and number of trainers."""
 
 import math
 import multiprocessing

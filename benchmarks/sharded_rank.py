@@ -1,4 +1,4 @@
-"""One rank of sharded training: it runs the order on standard input, and reports the results.
+"""Rank of sharded training: it runs the order on standard input, and reports the results.
 
 The rank answers with lines of JSON: ``{"at": ...}`` for each contestant, then ``{"result": ...}``
 or ``{"failed": ..., "at": ...}``. It ends when its standard input ends.

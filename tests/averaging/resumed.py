@@ -38,7 +38,7 @@ def layers() -> nn.Sequential:
 
 
 class Run:
-    """One rank's model under DDP, with periodic means over the ranks."""
+    """Model of a rank under DDP, with periodic means over the ranks."""
 
     optimizer: PostLocalSGDOptimizer
 

@@ -48,7 +48,7 @@ def test_it_may_be_saved_at_any_moment_without_a_trace(world_of_one: None) -> No
 
 
 def test_it_is_torchs_hook_in_a_run_that_goes_on(world_of_one: None) -> None:
-    """One bucket is used: with more on a CPU, torch's collectives can overtake each other."""
+    """A single bucket is used: with more on a CPU, torch's collectives can overtake each other."""
     for options in ({}, {"warm_start": False}, {"use_error_feedback": False}):
         ours, torchs = run(cap=25.0, **options), run(**options)
         state = PowerSGDState(

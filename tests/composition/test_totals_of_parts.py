@@ -81,7 +81,7 @@ def test_totals_that_do_not_fit_are_refused_by_planned_steps_too(name: str) -> N
 
 
 def test_a_total_without_a_plan_is_added_up_in_the_order_of_the_leaves() -> None:
-    """One large gradient hides ones that are added after it: only the order tells them apart."""
+    """A large gradient hides ones that are added after it: only the order tells them apart."""
     params = [torch.zeros(1, dtype=torch.float64) for _ in range(2001)]
     grads = [torch.ones(1, dtype=torch.float64) for _ in params]
     grads[1].fill_(1e8)

@@ -70,7 +70,7 @@ def test_checkpoints_go_from_a_compiled_model_to_another(name: str) -> None:
 
 @each(name=["adamw", "partition", "accumulate"])
 def test_a_step_is_compiled_with_the_model(name: str) -> None:
-    """One compiled function contains the forward pass, the backward pass and the step."""
+    """A compiled function contains the forward pass, the backward pass and the step."""
     whole, model = Model(), Model()
     train(whole, optimizer_of(name, whole))
     optimizer = optimizer_of(name, model)

@@ -91,7 +91,7 @@ def test_a_parameter_that_comes_twice() -> None:
 
 
 def test_a_parameter_that_never_comes() -> None:
-    """One parameter is unknown to DDP; the other requires gradients only after wrapping."""
+    """A parameter is unknown to DDP; the other requires gradients only after wrapping."""
     ddp = wrapped()
     params = {**dict(ddp.module.named_parameters()), "stranger": nn.Parameter(torch.ones(2))}
     state = with_hook(ddp, params=params)

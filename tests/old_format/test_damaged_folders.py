@@ -241,7 +241,7 @@ NODES = st.one_of(
 def test_whatever_stands_in_the_files_it_is_loaded_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, version: int, of_table: bool
 ) -> None:
-    """One node of one file is replaced, with valid checksums; a refused load changes nothing."""
+    """A node of a file is replaced, with valid checksums; a refused load changes nothing."""
     folder = tmp_path_factory.mktemp("drawn")
     shutil.copytree(SAVED / "one_rank", folder, dirs_exist_ok=True)
     if version == 1:

@@ -19,7 +19,7 @@ Check = Callable[[Any], None]
 
 
 class Row(NamedTuple):
-    """One private name, or several that are used together."""
+    """Private name, or several that are used together."""
 
     names: tuple[tuple[Any, str], ...]
     """Owner and name of each. An owner given as a string is not hidden; only the check uses it."""

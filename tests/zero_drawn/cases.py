@@ -82,7 +82,7 @@ DTYPES = MappingProxyType(
 
 
 class Drawn(NamedTuple):
-    """One drawn parameter."""
+    """Drawn parameter."""
 
     shape: Sequence[int]
     dtype: str = "float32"
@@ -106,7 +106,7 @@ class Group(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One training run."""
+    """Training run."""
 
     hook: str
     optimizer: str

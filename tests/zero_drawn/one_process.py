@@ -1,4 +1,4 @@
-"""One process that computes what all ranks of a case compute."""
+"""Process that computes what all ranks of a case compute."""
 
 import functools
 from collections import OrderedDict
@@ -54,7 +54,7 @@ def grouped(
 
 
 class Alone:
-    """One process that computes the gradients of all ranks, and steps by the pure core."""
+    """Process that computes the gradients of all ranks, and steps by the pure core."""
 
     def __init__(self, case: Case, module: Model) -> None:
         self.case, self.module = case, module

@@ -1,4 +1,4 @@
-"""One training loop for torch's ZeroRedundancyOptimizer and hook, and for ours.
+"""Training loop for torch's ZeroRedundancyOptimizer and hook, and for ours.
 
 torch's hooks refuse gloo, because the interleaved hook may hang. The loop disables this check while
 it creates a hook, except in the test of the check. It runs only torch's other hook, which

@@ -20,7 +20,7 @@ Show = Callable[[list[Any]], str]
 
 
 class Row(NamedTuple):
-    """One line of the table."""
+    """Line of the table."""
 
     what: str
     job: str

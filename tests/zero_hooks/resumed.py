@@ -58,7 +58,7 @@ def alone() -> list[Tensor]:
 
 
 class Training:
-    """One rank of the training."""
+    """Rank of the training."""
 
     def __init__(self, policy: str, group: dist.ProcessGroup | None = None) -> None:
         self.ddp = DistributedDataParallel(Weighted(), process_group=group, bucket_cap_mb=3e-4)

@@ -25,7 +25,7 @@ _SEED = threading.Lock()
 
 
 class Case(NamedTuple):
-    """One comparison of ranks with one process."""
+    """Comparison of ranks with one process."""
 
     kind: str = "scatter"
     """Kind of hook, see :data:`KINDS`."""
@@ -111,7 +111,7 @@ class Run:
 
 
 class Alone:
-    """One process that computes the gradients of all ranks, and steps by the pure core."""
+    """Process that computes the gradients of all ranks, and steps by the pure core."""
 
     def __init__(self, case: Case, module: nn.Module, ranks: int) -> None:
         self.case = case

@@ -151,7 +151,7 @@ def worlds(draw: st.DrawFn, optimizer: str, first: str = "greedy", most: int = 6
 
 
 class Alone:
-    """One process that steps by the pure core."""
+    """Process that steps by the pure core."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -175,7 +175,7 @@ class Alone:
 
 
 class Sharded:
-    """One rank with a sharded optimizer."""
+    """Rank with a sharded optimizer."""
 
     def __init__(self, training: Training, world: World, group: LocalGroup) -> None:
         self.training, self.group = training, group

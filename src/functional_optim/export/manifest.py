@@ -26,7 +26,7 @@ INPUT_LISTS = ("params", "grads", "states", "steps", "hyper")
 
 
 class Entry(NamedTuple):
-    """One input of the program."""
+    """Input of the program."""
 
     list: str
     """The list of :data:`INPUT_LISTS` with this input."""

@@ -33,7 +33,7 @@ from functional_optim.plan.fed_coefficients import (
 
 
 class LeafPlan(NamedTuple):
-    """One leaf of the program."""
+    """Leaf of the program."""
 
     name: str
     state: tuple[Any, ...]

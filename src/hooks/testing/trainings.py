@@ -127,7 +127,7 @@ def trainings(
 
 
 class Replica:
-    """One rank of a training, with the averager under test."""
+    """Rank of a training, with the averager under test."""
 
     def __init__(self, subject: AveragerSubject, training: Training, group: Any) -> None:
         self._training, self._same_steps = training, subject.same_steps

@@ -25,7 +25,7 @@ _REDUCTIONS: tuple[tuple[Any, Callable[[Tensor, Tensor], Tensor]], ...] = (
 
 
 class LocalGroup(dist.ProcessGroup):
-    """One rank of a group of threads; made by :class:`~sharding.transport.local.LocalWorld`.
+    """Rank of a group of threads; made by :class:`~sharding.transport.local.LocalWorld`.
 
     The group has the collectives that DistributedDataParallel and sharded optimizers need, for
     torch's functions (``torch.distributed.all_reduce(tensor, group=group)``) and for DDP itself.

@@ -84,7 +84,7 @@ def test_each_chain_is_tried_in_each_storage_that_it_can_have() -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_laws(name: str) -> None:
-    """What is declared to run is not handed on to another executor, and obeys the laws."""
+    """A chain that is declared to run is not handed on to another executor, and obeys the laws."""
     optimizer, matrices = TABLE[name].factory(), TABLE[name].matrices
     for executor in get_args(ExecutorName):
         for storage in tried(name, executor):
