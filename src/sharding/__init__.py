@@ -33,6 +33,7 @@ from sharding.spec import ParameterSpec
 from sharding.weights import Costs, Weight, Weights
 from sharding.zero.old_checkpoint import read_state_dict
 from sharding.zero.optimizer import ZeroRedundancyOptimizer
+from sharding.zero.range_exchange import exchange
 
 __all__ = [
     "POLICIES",
@@ -58,6 +59,7 @@ __all__ = [
     "ZeroRedundancyOptimizer",
     "contiguous",
     "elements",
+    "exchange",
     "greedy",
     "hierarchical",
     "largest_first",

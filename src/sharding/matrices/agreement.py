@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from sharding.matrices.exchange import HEADER
 from sharding.matrices.shard_group import ShardGroup
 from sharding.transport.groups import GroupRank, device_of, format_ranks
+from sharding.transport.packed import HEADER
 from sharding.zero.collective import all_gather_bytes
 
 _Result = TypeVar("_Result")

@@ -1,30 +1,18 @@
 """Exchange of matrices with their owners: one all_to_all in each direction for all matrices."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim.core.dtensors import to_local
 from sharding.matrices.shard_group import ShardGroup
-from sharding.transport.protocol import Range, TransportError
-from sharding.zero.coalescing import copy
+from sharding.transport.packed import Form, PackedTensors, begin_exchange, copy_pairs
+from sharding.transport.protocol import Range
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-HEADER = 16
-"""Number of bytes that each rank sends to each other rank before the rows."""
-ALIGN = 16
-"""Rows start at multiples of this number of bytes, as views of every dtype require."""
-
-Form = tuple[tuple[int, ...], torch.dtype]
-"""The shape and dtype of a tensor."""
 
 PendingRows = Callable[[], tuple[list[bytes], dict[str, Tensor]]]
 """Function that waits for the rows that owners are sending to this rank. It returns the header of
@@ -55,53 +43,6 @@ class OwnedMatrix:
         """Return the rows of a whole tensor that a rank holds, as a view."""
         start, stop = self.rows[rank]
         return whole[start:stop]
-
-
-class PackedTensors:
-    """Tensors to or from each rank, as views of one buffer of bytes.
-
-    Args:
-        forms: for each rank, the forms of its tensors. A header of :data:`HEADER` bytes is first.
-        device: of the buffer.
-    """
-
-    def __init__(self, forms: Sequence[Sequence[Form]], device: torch.device) -> None:
-        self.sizes: list[int] = []
-        """The number of bytes of each rank."""
-        placed: list[list[tuple[int, int]]] = []
-        start = 0
-        for own in forms:
-            at, places = start + HEADER, []
-            for shape, dtype in own:
-                size = torch.Size(shape).numel() * dtype.itemsize
-                places.append((at, size))
-                at += -(-size // ALIGN) * ALIGN
-            placed.append(places)
-            self.sizes.append(at - start)
-            start = at
-        self.bytes = torch.zeros(start, dtype=torch.uint8, device=device)
-        starts = [sum(self.sizes[:rank]) for rank in range(len(forms))]
-        self.headers = [self.bytes[at : at + HEADER] for at in starts]
-        """The header of each rank."""
-        self.tensors = [
-            [
-                self.bytes[at : at + size].view(dtype).view(shape)
-                for (at, size), (shape, dtype) in zip(places, own, strict=True)
-            ]
-            for places, own in zip(placed, forms, strict=True)
-        ]
-        """The tensors of each rank, in the order of its forms."""
-
-    def write(self, header: bytes, tensors: Sequence[Tensor | None]) -> None:
-        """Write a header for every rank, and all tensors, rank by rank; for None, zeros."""
-        own = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(self.bytes.device)
-        into = [view for views in self.tensors for view in views]
-        pairs = [(a, b) for a, b in zip(into, tensors, strict=True) if b is not None]
-        copy_pairs([*((one, own) for one in self.headers), *pairs])
-
-    def read_headers(self) -> list[bytes]:
-        every = torch.stack(self.headers).cpu().tolist()
-        return [bytes(one) for one in every]
 
 
 class RowExchange:
@@ -174,38 +115,7 @@ class RowExchange:
 
     def _begin(self, found: PackedTensors, sent: PackedTensors, what: str) -> Callable[[], None]:
         """Start an exchange, and return a function that waits for it."""
-        with self._transport_errors(what):
-            work = dist.all_to_all_single(
-                found.bytes,
-                sent.bytes,
-                found.sizes,
-                sent.sizes,
-                group=self._shards.group,
-                async_op=True,
-            )
-
-        return partial(self._wait, what, work, sent)
-
-    def _wait(self, what: str, work: dist.Work, sent: PackedTensors) -> None:
-        """Wait for an exchange, until whose end the sent tensors must stay alive."""
-        with self._transport_errors(what):
-            work.wait()
-
-    @contextmanager
-    def _transport_errors(self, what: str) -> Iterator[None]:
-        """Turn errors of torch into a TransportError."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise TransportError(
-                f"group rank {self._shards.rank} could not {what}: another rank died, or did not "
-                f"come within the group's timeout ({error})"
-            ) from error
-
-
-def copy_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy the second tensor of each pair into the first."""
-    copy([into for into, _ in pairs], [value for _, value in pairs])
+        return begin_exchange(self._shards.group, found, sent, what)
 
 
 def _param_and_grad_forms(matrices: Sequence[OwnedMatrix], rank: int) -> list[Form]:

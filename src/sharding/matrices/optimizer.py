@@ -19,7 +19,7 @@ from functional_optim.optimizer import Optimizer
 from functional_optim.plan.leaf_by_leaf import BetweenRuns, check_extra
 from sharding.cost import Cost
 from sharding.matrices.agreement import Attempt, check_same_gradients, failed_ranks
-from sharding.matrices.exchange import OwnedMatrix, PendingRows, copy_pairs
+from sharding.matrices.exchange import OwnedMatrix, PendingRows
 from sharding.matrices.owners import Owners
 from sharding.matrices.shard_group import find_shard_group
 from sharding.matrices.stand_ins import StandIns, StandInStates
@@ -27,6 +27,7 @@ from sharding.matrices.state_dict import local_state, part_of_state
 from sharding.matrices.totals import compute_totals
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
+from sharding.transport.packed import copy_pairs
 from sharding.transport.protocol import TransportError
 from sharding.zero.params import named_params
 
