@@ -351,12 +351,14 @@ class ClassOptimizer(FunctionalOptimizer):
             own.update({**_params_of(inner), **kept})
 
     def _chain(self, number: int, options: Mapping[str, Any]) -> GroupChain:
-        """Return the chain of a group; raise ValueError if the first group has another chain."""
+        """Return the chain of a group; raise ValueError for another chain than at construction."""
         chain = self._chains.of(number, options, self._device)
         if chain.stages != self._stages:
             raise ValueError(
-                f"the options of parameter group {number} need another chain than those of group "
-                "0; make an optimizer of its own for that group"
+                f"the options of parameter group {number} need another chain "
+                f"({', '.join(stage.name for stage in chain.stages)}) than the one that the first "
+                f"group had at construction ({', '.join(stage.name for stage in self._stages)}); "
+                "put the option back, or make an optimizer of its own for that group"
             )
         return chain
 

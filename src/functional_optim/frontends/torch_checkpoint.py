@@ -88,6 +88,33 @@ def decouples(stages: Sequence[Stage]) -> bool:
     return any(stage.name == DECOUPLED for stage in plain_stages(stages))
 
 
+def require_same_decay(stages: Sequence[Stage], group: Mapping[str, Any]) -> None:
+    """Raise ValueError if a group has torch's option for another weight decay than the chain.
+
+    torch's classes read this option in each group. Here, the stages of the chain decide it. While
+    weight decay is 0, the option has no effect.
+
+    Args:
+        stages: of the group's chain; empty if its parameters are frozen.
+        group: a parameter group, with the options of the caller.
+    """
+    here = decouples(stages)
+    if not stages or bool(group.get(DECOUPLED, here)) == here:
+        return
+    if any(bool(value != 0.0) for key, value in group.items() if _is_weight_decay(key)):
+        raise ValueError(
+            f"a parameter group has {DECOUPLED}={group[DECOUPLED]!r}, but the chain decides the "
+            f"kind of weight decay, and this chain has {'the' if here else 'no'} stage "
+            f"{DECOUPLED!r}: {', '.join(stage.name for stage in stages)}. Remove the option from "
+            f"the group and pass {DECOUPLED}={not here} to the algorithm; if groups differ, give "
+            "each kind of weight decay its own part of a partition"
+        )
+
+
+def _is_weight_decay(key: Any) -> bool:
+    return str(key).rpartition(".")[2] == "weight_decay"
+
+
 def decay_options(stages: Sequence[Stage]) -> dict[str, Any]:
     """Return the entry for groups of a checkpoint if weight decay is decoupled, else nothing."""
     return {DECOUPLED: True} if decouples(stages) else {}
