@@ -24,7 +24,7 @@ from functional_optim.frontends.recipe import (
     class_of_functional,
     recipe_of,
 )
-from functional_optim.frontends.torch_checkpoint import DECOUPLED
+from functional_optim.frontends.torch_checkpoint import DECOUPLED, require_state_dict
 from functional_optim.frontends.torch_groups import (
     NOT_OPTIONS,
     missing_flags,
@@ -329,6 +329,7 @@ class ClassOptimizer(FunctionalOptimizer):
     @with_lock
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state dict of this class, or of the equivalent class of torch.optim."""
+        require_state_dict(state_dict)
         groups = self.param_groups
         saved = match_by_name(state_dict["param_groups"], groups)
         if len(saved) != len(groups):
@@ -355,10 +356,8 @@ class ClassOptimizer(FunctionalOptimizer):
         chain = self._chains.of(number, options, self._device)
         if chain.stages != self._stages:
             raise ValueError(
-                f"the options of parameter group {number} need another chain "
-                f"({', '.join(stage.name for stage in chain.stages)}) than the one that the first "
-                f"group had at construction ({', '.join(stage.name for stage in self._stages)}); "
-                "put the option back, or make an optimizer of its own for that group"
+                f"the options of parameter group {number} need another chain than the first group "
+                "had at construction; put the option back, or make another optimizer for that group"
             )
         return chain
 

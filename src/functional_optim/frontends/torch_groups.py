@@ -1,6 +1,6 @@
 """Options in torch's parameter groups, and their translation to hyper-parameters of stages."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -46,6 +46,20 @@ def require_optimizer(given: Any) -> Optimizer:
             f"{format_value(given)}{f': {way}' if way else ''}"
         )
     return given
+
+
+def require_params(given: Any) -> None:
+    """Raise TypeError for a module or a dict in place of its parameters, with what to write."""
+    nn = torch.nn
+    of_modules = isinstance(given, (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterDict))
+    if of_modules or (isinstance(given, nn.Module) and not isinstance(given, Iterable)):
+        raise TypeError(
+            f"params must be parameters, got the module {type(given).__name__}: write "
+            "module.named_parameters(), or module.parameters() for parameters without names"
+        )
+    if isinstance(given, Mapping) and any(isinstance(key, str) for key in given):
+        way = "[group] for one group" if "params" in given else "params.items() for all its items"
+        raise TypeError(f"params must be parameters, got a {type(given).__name__}: write {way}")
 
 
 BESIDE_OPTIONS = frozenset(

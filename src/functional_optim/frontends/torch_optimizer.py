@@ -18,7 +18,7 @@ from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_steps import GroupSteps
 from functional_optim.frontends.group_tensors import Group, new_group
 from functional_optim.frontends.param_inputs import list_inputs
-from functional_optim.frontends.torch_checkpoint import own_copy
+from functional_optim.frontends.torch_checkpoint import own_copy, require_dict, require_state_dict
 from functional_optim.frontends.torch_entries import (
     States,
     check_complete,
@@ -39,6 +39,7 @@ from functional_optim.frontends.torch_groups import (
     remove_groups,
     require_optimizer,
     require_options,
+    require_params,
     with_checked_params,
 )
 from functional_optim.frontends.torch_schedule import guard_schedules
@@ -108,6 +109,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     @disable_compile
     def __init__(self, params: Iterable[Any], optimizer: Optimizer | ClosureOptimizer) -> None:
         optimizer = require_optimizer(optimizer)
+        require_params(params)
         self._lock = StepLock()
         self._optimizer = optimizer
         self._chains = self._chains_of(optimizer)
@@ -238,9 +240,12 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         under "step", is used for parameters without a step count.
 
         Raises:
-            ValueError: groups or names differ, the state does not fit the chain, or there is no
-                step count. Nothing has changed.
+            TypeError: no dict.
+            ValueError: no state dict of an optimizer; groups or names differ, the state does not
+                fit the chain, or a step count is missing or no whole number >= 0. Nothing has
+                changed.
         """
+        require_dict(state_dict)
         before = (self.state, self.param_groups)
         shared = self._chains.shared_entries()
         # It must run after the hooks of the caller, which may return another dict.
@@ -301,6 +306,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _store_loaded(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a state dict with groups in the order of this optimizer, and store it."""
+        require_state_dict(state_dict)
         groups = match_by_name(state_dict["param_groups"], self.param_groups)
         loaded = {**state_dict, "param_groups": loaded_groups(groups, self.param_groups)}
         self._loaded = loaded
