@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.dynamo import disable_compile
+from functional_optim.core.format import format_value
 from functional_optim.core.interrupts import defer_untraced
 from functional_optim.core.lock import StepLock
 from functional_optim.core.state import LeafState
@@ -217,11 +218,16 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             The result of the closure, or None.
 
         Raises:
-            TypeError, ValueError, RuntimeError: as for :meth:`Optimizer.update`; or an input has a
-                key that is no parameter. Nothing has changed.
+            TypeError, ValueError, RuntimeError: as for :meth:`Optimizer.update`; ``closure`` is no
+                function; or an input has a key that is no parameter. Nothing has changed.
         """
         loss = None
         if closure is not None:
+            if not callable(closure):
+                raise TypeError(
+                    f"closure must be a function that returns the loss, got {format_value(closure)}"
+                    "; step() reads gradients from the .grad of parameters, and takes none"
+                )
             with torch.enable_grad():
                 loss = closure()
         self._step(loss, extra or {})
