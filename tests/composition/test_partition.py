@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from functional_optim import (
+    accumulate,
     adamw,
     chain,
     clip_by_global_norm,
     ema,
     freeze,
+    if_any,
     labels,
     lion,
     masked,
@@ -132,6 +134,21 @@ def test_stages_stand_in_any_order() -> None:
 
 WRONG = {
     "no label": (lambda: partition({"a": sgd()}, lambda path, shape: "b"), "no rule acts on"),
+    "another label": (
+        lambda: partition({"muon": sgd(), "rest": sgd()}, labels({}, default="moun")),
+        "no rule acts on .*: its label is 'moun', and the partition has parts for 'muon', 'rest'",
+    ),
+    "without default": (
+        lambda: chain(accumulate(2), partition({"a": sgd()}, labels({"a": if_any(("b",))}))),
+        "no rule acts on .*: its label is None, and the partition has parts for 'a'",
+    ),
+    "another label inside": (
+        lambda: partition(
+            {"a": partition({"c": sgd()}, lambda path, shape: "d"), "b": sgd()},
+            lambda path, shape: "a",
+        ),
+        "no rule acts on .*: its label is 'd', and the partition has parts for 'c'",
+    ),
     "label_of": (lambda: partition({"a": sgd()}, "a"), "must be a function"),
     "no parts": (lambda: partition({}, kind), "at least one"),
     "a link": (lambda: partition({"a": weight_decay(0.1)}, kind), "must be an optimizer"),

@@ -179,3 +179,10 @@ def test_a_gradient_of_another_dtype_is_named_before_anything_changes() -> None:
     with pytest.raises(ValueError, match=r"param_groups\[0\]\[3\].*dtype"):
         optimizer.step()
     assert_same_tensors(params_of(optimizer), before)
+
+
+def test_gradients_in_place_of_a_closure_are_refused() -> None:
+    """Gradients are arguments of ``update``. The error comes before any step."""
+    optimizer = TorchOptimizer(parameters(), sgd(0.1))
+    with pytest.raises(TypeError, match=r"closure must be a function .*reads gradients from the"):
+        optimizer.step([torch.ones(2)])  # type: ignore[arg-type]

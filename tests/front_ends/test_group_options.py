@@ -9,6 +9,7 @@ import torch
 from functional_optim import (
     DistributedOptimizer,
     TorchOptimizer,
+    adam,
     adamw,
     chain,
     clip_by_global_norm,
@@ -18,6 +19,9 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.frontends.local_optimizer import local_optimizer
+from sharding import ZeroRedundancyOptimizer
+from sharding.transport.local import LocalWorld
+from sharding.transport.local_group import LocalGroup
 from tests.choices import case
 
 
@@ -95,3 +99,55 @@ def test_distributed_optimizers_refuse_before_a_worker_is_asked() -> None:
         groups = [{"params": list(zip("ab", pair(), strict=True)), "wd": 0.1}]
         with case(kind=kind), pytest.raises(TypeError, match="did you mean 'weight_decay'"):
             DistributedOptimizer.over_threads(kind, groups, {"a": "one", "b": "two"})
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_another_kind_of_weight_decay_than_that_of_the_chain_is_refused(door: str) -> None:
+    """torch's classes read ``decoupled_weight_decay`` in each group; here, the chain decides it."""
+    own = {"weight_decay": 0.5, "decoupled_weight_decay": False}
+    if door == "local class":  # torch's AdamW has the option, and its constructor refuses False
+        with pytest.raises(ValueError, match="decoupled_weight_decay"):
+            DOORS[door]([{"params": list(pair()), **own}])
+        return
+    with pytest.raises(ValueError, match="decoupled_weight_decay=False, but the chain decides"):
+        DOORS[door]([{"params": list(pair()), **own}])
+    DOORS[door]([{"params": list(pair()), **own, "weight_decay": 0.0}])  # it has no effect
+
+
+@pytest.mark.parametrize("front_end", ["torch", "local"])
+def test_another_kind_of_weight_decay_between_steps_is_refused(front_end: str) -> None:
+    """The error comes before a parameter is changed, and steps go on without the option."""
+    params = [torch.nn.Parameter(torch.ones(2))]
+    optimizer: Any
+    if front_end == "torch":
+        optimizer = TorchOptimizer(params, adam(0.1, weight_decay=0.5))
+    else:
+        optimizer = local_optimizer(adam(0.1, weight_decay=0.5), params)
+    optimizer.param_groups[0]["decoupled_weight_decay"] = True
+    params[0].grad = torch.ones(2)
+    given = [] if front_end == "torch" else [[params[0].grad]]
+    with pytest.raises(ValueError, match="decoupled_weight_decay=True, but the chain decides"):
+        optimizer.step(*given)
+    assert params[0].tolist() == [1.0, 1.0]
+    optimizer.param_groups[0]["decoupled_weight_decay"] = False
+    optimizer.step(*given)
+    assert params[0].tolist() != [1.0, 1.0]
+
+
+def test_sharded_optimizers_refuse_another_kind_of_weight_decay() -> None:
+    """The group of a torch class has the option, and that of a chain has not."""
+
+    def run(group: LocalGroup) -> list[float]:
+        param = torch.nn.Parameter(torch.ones(2))
+        own = [{"params": [param], "weight_decay": 0.5, "decoupled_weight_decay": True}]
+        with pytest.raises(ValueError, match="decoupled_weight_decay=True, but the chain decides"):
+            ZeroRedundancyOptimizer(own, adam(0.1), group)
+        zero = ZeroRedundancyOptimizer(own, torch.optim.Adam, group, lr=0.1)
+        param.grad = torch.ones(2)
+        zero.step()
+        return param.tolist()
+
+    theirs = torch.nn.Parameter(torch.ones(2))
+    theirs.grad = torch.ones(2)
+    torch.optim.AdamW([theirs], lr=0.1, weight_decay=0.5, foreach=False).step()
+    assert LocalWorld(1).run(run) == [theirs.tolist()]

@@ -10,6 +10,7 @@ import torch
 from functional_optim import (
     Optimizer,
     TorchOptimizer,
+    accumulate,
     adamw,
     chain,
     lookahead,
@@ -18,6 +19,7 @@ from functional_optim import (
     schedule_free_adamw,
     sgd,
 )
+from functional_optim.frontends.local_optimizer import local_optimizer
 from tests.choices import case, each
 
 from .support import (
@@ -318,3 +320,45 @@ def test_a_frozen_parameter_may_be_loaded_after_the_state(name: str) -> None:
         steps(others, loaded, 5, 6)
         found.append(others)
     assert_same_tensors(*found)
+
+
+@each(
+    name=["step", "accumulate.runs"],
+    count=[
+        torch.tensor(-3.0),
+        torch.tensor(2.5),
+        torch.tensor(torch.nan),
+        torch.tensor(torch.inf),
+        torch.ones(2),
+        -1,
+    ],
+)
+def test_a_step_count_that_is_no_whole_number_is_refused(name: str, count: Any) -> None:
+    """The error names the parameter and the count. Before, 2.5 was loaded as 2."""
+    optimizer = adamw(0.1) if name == "step" else chain(accumulate(2), adamw(0.1))
+    one = TorchOptimizer(in_groups(parameters()), optimizer)
+    run(one, 0, 1)
+    saved, before = copy.deepcopy(one.state_dict()), copy.deepcopy(one.state_dict())
+    saved["state"][1][name] = count
+    with pytest.raises(ValueError, match=rf"'params\[0\]' has .* as '{name}'; .* whole number"):
+        one.load_state_dict(saved)
+    assert_same_written(one.state_dict(), before)
+
+
+def test_what_is_no_state_dict_of_an_optimizer_is_named() -> None:
+    """A path, a checkpoint with several parts and a model's state dict are typical mistakes."""
+    local = local_optimizer(torch.optim.AdamW, parameters())
+    for optimizer in (TorchOptimizer(parameters(), adamw(0.1)), local):
+        with pytest.raises(TypeError, match="got 'run.pt'; load the file first"):
+            optimizer.load_state_dict("run.pt")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"has 'model', 'optimizer'; .*checkpoint\['optim"):
+            optimizer.load_state_dict({"model": {}, "optimizer": {}})
+
+
+def test_a_hook_may_turn_any_dict_into_a_state_dict() -> None:
+    optimizer = TorchOptimizer(parameters(), adamw(0.1))
+    run(optimizer, 0)
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.register_load_state_dict_pre_hook(lambda one, given: given["optimizer"])
+    optimizer.load_state_dict({"optimizer": saved})
+    assert_same_written(optimizer.state_dict(), saved)

@@ -123,6 +123,22 @@ def test_what_torch_refuses_is_refused_with_its_type(name: str, make: Any) -> No
         make(given(pair()))
 
 
+def test_a_module_or_a_dict_in_place_of_parameters_is_named() -> None:
+    """The error says what to write. torch's is that a module is not iterable."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"the module Sequential: write module\.named_parameters"):
+        ours(model)
+    with pytest.raises(TypeError, match=r"got a dict: write params\.items\(\)"):
+        ours(dict(model.named_parameters()))
+    with pytest.raises(TypeError, match=r"got a dict: write \[group\]"):
+        ours({"params": model.parameters()})
+    for make in (adamw().init, adamw().bind):
+        with pytest.raises(TypeError, match=r"got Sequential; .*dict\(module\.named_parameters"):
+            make(model)
+        with pytest.raises(TypeError, match="got generator; give a list of tensors or a dict"):
+            make(model.parameters())
+
+
 ADDED = [
     name for name in REFUSED if name.startswith("group ") or name in ("a tensor", "None", "numbers")
 ]

@@ -253,3 +253,8 @@ def test_declared_per_matrix_it_is_taken(executor: Any) -> None:
     grad = torch.tensor([3.0, 4.0])
     new, _ = optimizer.update(torch.zeros(2), grad, optimizer.init(torch.zeros(2)))
     assert torch.allclose(new, -0.1 * grad / 6.0)
+
+
+def test_an_argument_that_a_class_does_not_have_is_named_with_the_class() -> None:
+    with pytest.raises(TypeError, match="AdamW: .*'beta'; its arguments are params, lr, betas"):
+        as_functional_optim(torch.optim.AdamW, lr=0.1, beta=0.9)

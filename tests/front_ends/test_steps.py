@@ -164,6 +164,46 @@ def test_one_parameter_twice_in_a_group_is_stepped_once(name: str) -> None:
     assert int(doubled.state[one]["step"]) == 3
 
 
+@each(named=[False, True])
+def test_one_parameter_in_two_groups_is_refused_between_steps(named: bool) -> None:
+    """A step would use the options of one group only. The error names both places."""
+    params = parameters()[:3]
+    groups: list[dict[str, Any]] = [{"params": params[:1]}, {"params": params[1:], "lr": 0.5}]
+    if named:
+        groups = [{**one, "params": [("x", p) for p in one["params"]]} for one in groups]
+        groups[1]["params"] = [("y", params[1]), ("z", params[2])]
+    optimizer = TorchOptimizer(groups, as_functional_optim(torch.optim.SGD, lr=0.1))
+    set_grads(params, 0)
+    optimizer.step()
+    before = [param.detach().clone() for param in params]
+    replaced = optimizer.param_groups[1]["params"]
+    replaced[1] = params[0]  # the groups have as many parameters as in the planned step
+    label = "'z'.*'x'" if named else r"'param_groups\[1\]\[1\]'.*'param_groups\[0\]\[0\]'"
+    with pytest.raises(ValueError, match=f"{label}.*remove it from the other group"):
+        optimizer.step()
+    assert_same_tensors(params, before)
+    del optimizer.param_groups[0]["params"][0]  # now the parameter has moved
+    if named:
+        del optimizer.param_groups[0]["param_names"][0]
+    optimizer.step()
+    assert torch.equal(params[0], before[0] - 0.5 * params[0].grad)
+
+
+def test_a_group_with_more_parameters_than_names_is_named() -> None:
+    """A parameter that is put into the list of a group with names needs a name there."""
+    params = parameters()[:3]
+    optimizer = TorchOptimizer([("x", params[0]), ("y", params[1])], sgd(lr=0.1))
+    optimizer.param_groups[0]["params"].append(params[2])
+    set_grads(params, 0)
+    before = [param.detach().clone() for param in params]
+    with pytest.raises(ValueError, match="3 parameters under 'params', and 2 names under"):
+        optimizer.step()
+    assert_same_tensors(params, before)
+    optimizer.param_groups[0]["param_names"].append("z")
+    optimizer.step()
+    assert torch.equal(params[2], before[2] - 0.1 * params[2].grad)
+
+
 def test_frozen_parameters_join_when_they_are_thawed() -> None:
     pair = twins("Adam")
     pair.each(lambda one: params_of(one)[1].requires_grad_(requires_grad=False))

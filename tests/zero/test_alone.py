@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -55,6 +56,50 @@ def test_a_parameter_twice_is_torchs_business(views: bool) -> None:
     assert param.tolist() == [-0.5, 0.5, 1.5]  # stepped once
     with pytest.raises(ValueError, match="more than one parameter group"):
         ZeroRedundancyOptimizer([{"params": [param]}, {"params": [param]}], torch.optim.SGD)
+
+
+def add_to_the_first_group(groups: list[dict[str, Any]]) -> None:
+    groups[0]["params"].append(torch.nn.Parameter(torch.ones(2)))
+
+
+def move_to_the_second_group(groups: list[dict[str, Any]]) -> None:
+    groups[1]["params"].append(groups[0]["params"].pop())
+
+
+def replace_one(groups: list[dict[str, Any]]) -> None:
+    groups[0]["params"][1] = torch.nn.Parameter(torch.ones(2))
+
+
+def remove_a_group(groups: list[dict[str, Any]]) -> None:
+    del groups[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (add_to_the_first_group, r"a new parameter was in no group .* is in param_groups\[0\]"),
+        (move_to_the_second_group, r"'0.1' was in param_groups\[0\] .* in param_groups\[1\] now"),
+        (replace_one, r"'0.1' was in param_groups\[0\] .* is in no group now"),
+        (remove_a_group, r"'1.0' was in param_groups\[1\] .* is in no group now"),
+    ],
+)
+@pytest.mark.parametrize("iterations", [False, True])
+def test_parameters_that_are_changed_in_groups_by_hand_are_refused(
+    change: Callable[[Any], None], told: str, iterations: bool
+) -> None:
+    """Who steps which parameter is fixed by the plan: before, such a change had no effect."""
+    one, two, three, four = params(3, 2, 2, 1)
+    groups = [{"params": [one, two]}, {"params": [three, four], "lr": 0.25}]
+    zero = ZeroRedundancyOptimizer(groups, torch.optim.SGD, lr=0.5)
+    step(zero)
+    zero.param_groups[0]["params"].reverse()  # another order has no effect, and needs none
+    step(zero)
+    zero.param_groups[0]["params"].reverse()
+    before = [param.tolist() for param in (one, two, three, four)]
+    change(zero.param_groups)
+    with pytest.raises(ValueError, match=f"{told}.*put 'params' back"):
+        zero.begin_iteration() if iterations else step(zero)
+    assert [param.tolist() for param in (one, two, three, four)] == before
 
 
 def test_is_an_optimizer_and_a_joinable() -> None:

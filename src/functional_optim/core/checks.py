@@ -1,6 +1,7 @@
 """Checks of parameters, gradients and state, before a step changes them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from functional_optim._torch import is_functorch_wrapped_tensor, may_be_view
 from functional_optim.core.aliasing import has_internal_overlap
 from functional_optim.core.dtensors import to_local
+from functional_optim.core.format import format_value
 from functional_optim.core.leaf import needs_total
 from functional_optim.core.stage import Sparse, Stage
 from functional_optim.core.state import LeafState, state_tensors
@@ -39,6 +41,7 @@ def check_param(param: Any, name: str) -> None:
     if not isinstance(param, Tensor):
         raise TypeError(
             f"the parameter at {name!r} must be a tensor or None, got {type(param).__name__}"
+            f"{_tree_hint(param)}"
         )
     if param.layout != torch.strided:
         raise ValueError(
@@ -49,6 +52,30 @@ def check_param(param: Any, name: str) -> None:
         raise ValueError(
             f"the parameter at {name!r} has dtype {param.dtype}; it must be floating or complex: "
             "leave None in its place, or keep it out of the tree"
+        )
+
+
+def _tree_hint(given: Any) -> str:
+    """Return how to write a tree of parameters, for a module or an iterator in its place."""
+    if isinstance(given, torch.nn.Module):
+        return "; give a tree of tensors, such as dict(module.named_parameters())"
+    if isinstance(given, Iterator):
+        return "; give a list of tensors or a dict, since an iterator can be read only once"
+    return ""
+
+
+def check_step_count(count: Any, key: str, name: str) -> None:
+    """Check a step count of a saved state: a whole number >= 0, or None if there is none."""
+    if count is None or (isinstance(count, Tensor) and count.is_meta):
+        return
+    try:
+        number = float(count)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if number < 0 or not number.is_integer():
+        raise ValueError(
+            f"the state of {name!r} has {format_value(count)} as {key!r}; a step count must be a "
+            "whole number >= 0, or a tensor of one element with such a number"
         )
 
 

@@ -9,8 +9,9 @@ import optree
 import torch
 from torch import Tensor
 
+from functional_optim.core.format import format_names
 from functional_optim.core.links import FREEZE, Change, Links, apply_changes, is_gradient_rule
-from functional_optim.core.selectors import Shape, Where, is_selected
+from functional_optim.core.selectors import HasLabel, Shape, Where, is_selected, layers_of
 from functional_optim.core.stage import Stage
 from functional_optim.core.tree import Path, path_name
 
@@ -54,11 +55,35 @@ def chain_at(
     if any(links[k].stage.name == FREEZE for k in places):
         places = []
     elif not any(is_gradient_rule(links[k].stage) for k in places):
+        why = _unknown_label(links, path, shape) or (
+            "every one that does is for other parameters; give it one, or freeze() it"
+        )
         raise ValueError(
-            f"no rule acts on the gradient of the parameter at {path_name(path)!r}: every one that "
-            "does is for other parameters; give it one, or freeze() it"
+            f"no rule acts on the gradient of the parameter at {path_name(path)!r}: {why}"
         )
     return _chain_of(links, places)
+
+
+def _unknown_label(links: Links, path: Path, shape: Shape | None) -> str | None:
+    """Return an error text if a partition has no part with the label of a leaf, else None."""
+    known: dict[int, tuple[Any, list[str]]] = {}
+    asked = dict[int, None]()
+    for link in links:
+        labels = [one for one in layers_of(link.where) if isinstance(one, HasLabel)]
+        for one in labels:
+            known.setdefault(id(one.label_of), (one.label_of, []))[1].append(one.label)
+        outside = [id(one.label_of) for one in labels if not one.selects(path, shape)]
+        asked.update(dict.fromkeys(outside[:1]))  # the outermost part that the leaf is not in
+    for key in asked:
+        label_of, parts = known[key]
+        label = label_of(path, shape)
+        if label not in parts:
+            return (
+                f"its label is {label!r}, and the partition has parts for "
+                f"{format_names(list(dict.fromkeys(parts)))}; correct the label, or add a part "
+                "with it: an optimizer or freeze()"
+            )
+    return None
 
 
 def _chain_of(links: Links, places: Sequence[int]) -> LeafChain:

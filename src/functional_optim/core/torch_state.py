@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.checks import check_leaf_state
+from functional_optim.core.checks import check_leaf_state, check_step_count
 from functional_optim.core.format import format_value
 from functional_optim.core.hyper import is_plain, resolve
 from functional_optim.core.links import gate_names, state_names
@@ -61,6 +61,11 @@ class EntryLayout(NamedTuple):
         counts = chain.from_iterable(state.gates)
         tensors = [state.step, *counts, *state_tensors(state.stages)]
         return dict(zip(self.every_key, tensors, strict=True))
+
+    def check_counts(self, entries: Mapping[str, Any], name: str) -> None:
+        """Raise ValueError if a step count in a state dict is no whole number >= 0."""
+        for key in ("step", *self.counts):
+            check_step_count(entries.get(key), key, name)
 
     def state(self, tensors: Iterable[Tensor]) -> LeafState:
         """Return the state with these tensors, in the order of the keys."""
@@ -159,12 +164,14 @@ def from_entries(
 
     Raises:
         TypeError: an entry is not a tensor.
-        ValueError: entries are missing, unknown, or of another shape; or the parameter was stepped,
-            and there is no count.
+        ValueError: entries are missing, unknown, or of another shape; a step count is no whole
+            number >= 0; or the parameter was stepped, and there is no count.
     """
     if layout is None:
         layout = entry_layout(stages, hypers, param.shape, param.dtype)
     counts, wanted = layout.counts, layout.dtypes.keys()
+    check_step_count(group_step, "step", name)
+    layout.check_counts(entries, name)
     # As in torch, entries of an option that is off now are ignored.
     odd = entries.keys() - layout.every_key
     unused = {key for key in odd if any(field.is_unused(key) for field in layout.every)}
@@ -275,7 +282,7 @@ def has_begun(entries: Mapping[str, Any]) -> bool:
     return any(
         int(value) > 0
         for key, value in entries.items()
-        if key == "step" or (key.endswith(".runs") and value is not None)
+        if (key == "step" or key.endswith(".runs")) and value is not None
     )
 
 

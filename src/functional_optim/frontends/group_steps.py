@@ -205,10 +205,7 @@ class GroupSteps:
 
     def _leaves(self, now: CurrentGroups) -> StepLeaves:
         """Return the checked parameters of all groups, each once."""
-        every: dict[int, tuple[int, Tensor, str]] = {}
-        for number, group in enumerate(now.groups):
-            for param, name in zip(group.params, group.labels(), strict=True):
-                every.setdefault(id(param), (number, param, name))
+        every = _params_by_id(now.groups)
         numbers, params = [one for one, *_ in every.values()], [one for _, one, _ in every.values()]
         names, grads = [name for *_, name in every.values()], now.gradients(params)
         links, chains, shares = now.links, now.chains, isinstance(now.shared, Shared)
@@ -241,6 +238,25 @@ class GroupSteps:
 
 
 _step_leaf = from_fields(StepLeaf)
+
+
+def _params_by_id(groups: Sequence[Group]) -> dict[int, tuple[int, Tensor, str]]:
+    """Return each parameter once, with the index of its group and its name.
+
+    Raises:
+        ValueError: a parameter in two groups.
+    """
+    every: dict[int, tuple[int, Tensor, str]] = {}
+    for number, group in enumerate(groups):
+        for param, name in zip(group.params, group.labels(), strict=True):
+            first, _, known = every.setdefault(id(param), (number, param, name))
+            if first != number:
+                raise ValueError(
+                    f"{name!r} in param_groups[{group.number}] is the same parameter as {known!r} "
+                    f"in param_groups[{groups[first].number}]; a parameter is stepped once, by the "
+                    "options of one group, so remove it from the other group"
+                )
+    return every
 
 
 def _check_each(leaves: Sequence[tuple[Tensor, Tensor | None, str]]) -> None:

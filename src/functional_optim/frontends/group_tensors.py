@@ -31,8 +31,20 @@ class Group(NamedTuple):
     number: int
 
     def labels(self) -> Sequence[str]:
-        """Return the name of each parameter for errors."""
-        return self.names or [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
+        """Return the name of each parameter for errors.
+
+        Raises:
+            ValueError: the group has names, and not as many as parameters.
+        """
+        if not self.names:
+            return [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
+        if len(self.names) != len(self.params):
+            raise ValueError(
+                f"param_groups[{self.number}] has {len(self.params)} parameters under 'params', "
+                f"and {len(self.names)} names under 'param_names'; after a change of 'params', "
+                "change 'param_names' in the same places, or add parameters by add_param_group"
+            )
+        return self.names
 
 
 new_group = from_fields(Group)

@@ -24,7 +24,7 @@ from functional_optim.frontends.recipe import (
     class_of_functional,
     recipe_of,
 )
-from functional_optim.frontends.torch_checkpoint import DECOUPLED
+from functional_optim.frontends.torch_checkpoint import DECOUPLED, require_state_dict
 from functional_optim.frontends.torch_groups import (
     NOT_OPTIONS,
     missing_flags,
@@ -329,6 +329,7 @@ class ClassOptimizer(FunctionalOptimizer):
     @with_lock
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state dict of this class, or of the equivalent class of torch.optim."""
+        require_state_dict(state_dict)
         groups = self.param_groups
         saved = match_by_name(state_dict["param_groups"], groups)
         if len(saved) != len(groups):
@@ -351,12 +352,12 @@ class ClassOptimizer(FunctionalOptimizer):
             own.update({**_params_of(inner), **kept})
 
     def _chain(self, number: int, options: Mapping[str, Any]) -> GroupChain:
-        """Return the chain of a group; raise ValueError if the first group has another chain."""
+        """Return the chain of a group; raise ValueError for another chain than at construction."""
         chain = self._chains.of(number, options, self._device)
         if chain.stages != self._stages:
             raise ValueError(
-                f"the options of parameter group {number} need another chain than those of group "
-                "0; make an optimizer of its own for that group"
+                f"the options of parameter group {number} need another chain than the first group "
+                "had at construction; put the option back, or make another optimizer for that group"
             )
         return chain
 

@@ -28,7 +28,11 @@ from functional_optim.frontends.torch_arguments import (
     is_optimizer_class,
     step_once,
 )
-from functional_optim.frontends.torch_checkpoint import decay_options
+from functional_optim.frontends.torch_checkpoint import (
+    DECOUPLED,
+    decay_options,
+    require_same_decay,
+)
 from functional_optim.frontends.torch_schedule import refuse_schedulers
 from functional_optim.kernels import check_executor
 from functional_optim.optimizer import Optimizer
@@ -286,6 +290,8 @@ class ChainCache:
                 f"parameter group {number} has no {', '.join(missing)}; it had, so put it back"
             )
         refuse_schedulers(options)
+        if DECOUPLED in options and DECOUPLED not in recipe.defaults:
+            require_same_decay(recipe.optimizer.stages, options)
         values = tuple(options[name] for name in recipe.defaults)
         known = self._known.get((number, device))
         if known is not None and are_unchanged(known[0], values):

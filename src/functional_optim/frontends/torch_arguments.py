@@ -52,7 +52,11 @@ def factory_arguments(
     if not is_optimizer_class(key):
         return args, dict(kwargs)
     signature = inspect.signature(key)
-    bound = signature.bind(None, *args, **kwargs)
+    try:
+        bound = signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        own = ", ".join(list(signature.parameters)[1:])
+        raise TypeError(f"{key.__name__}: {error}; its arguments are params, {own}") from error
     bound.apply_defaults()
     positional: tuple[Any, ...] = ()
     named: dict[str, Any] = {}

@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from functional_optim.core.format import format_names, format_value
 from functional_optim.core.stage import Stage
 from functional_optim.core.torch_state import has_begun, starts_in_first_step
 from functional_optim.frontends.torch_schedule import GroupSchedule
@@ -20,6 +22,25 @@ DECOUPLED = "decoupled_weight_decay"
 COUNTED_IN_PYTHON = frozenset({"sparse_adam"})
 """Rules whose torch class stores its step count as an int. With a tensor instead, torch would
 compute coefficients in float32."""
+
+
+def require_dict(given: Any) -> None:
+    """Raise TypeError unless a value is a dict, which hooks may change into a state dict."""
+    if not isinstance(given, Mapping):
+        is_path = isinstance(given, (str, PathLike))
+        way = "; load the file first, as in load_state_dict(torch.load(path))" if is_path else ""
+        raise TypeError(f"a state dict must be a dict, got {format_value(given)}{way}")
+
+
+def require_state_dict(given: Any) -> None:
+    """Raise TypeError or ValueError unless a value has the keys of an optimizer's state dict."""
+    require_dict(given)
+    if not {"state", "param_groups"} <= given.keys():
+        raise ValueError(
+            "the state dict of an optimizer has 'state' and 'param_groups', and this one has "
+            f"{format_names(list(map(str, given))) or 'nothing'}; of a checkpoint with several "
+            "parts, pass the part of the optimizer, such as checkpoint['optimizer']"
+        )
 
 
 def torch_step(step: Tensor) -> Tensor:
@@ -86,6 +107,33 @@ def with_group_steps(
 def decouples(stages: Sequence[Stage]) -> bool:
     """Return True if weight decay is decoupled. A stored chain counts as the plain chain."""
     return any(stage.name == DECOUPLED for stage in plain_stages(stages))
+
+
+def require_same_decay(stages: Sequence[Stage], group: Mapping[str, Any]) -> None:
+    """Raise ValueError if a group has torch's option for another weight decay than the chain.
+
+    torch's classes read this option in each group. Here, the stages of the chain decide it. While
+    weight decay is 0, the option has no effect.
+
+    Args:
+        stages: of the group's chain; empty if its parameters are frozen.
+        group: a parameter group, with the options of the caller.
+    """
+    here = decouples(stages)
+    if not stages or bool(group.get(DECOUPLED, here)) == here:
+        return
+    if any(bool(value != 0.0) for key, value in group.items() if _is_weight_decay(key)):
+        raise ValueError(
+            f"a parameter group has {DECOUPLED}={group[DECOUPLED]!r}, but the chain decides the "
+            f"kind of weight decay, and this chain has {'the' if here else 'no'} stage "
+            f"{DECOUPLED!r}: {', '.join(stage.name for stage in stages)}. Remove the option from "
+            f"the group and pass {DECOUPLED}={not here} to the algorithm; if groups differ, give "
+            "each kind of weight decay its own part of a partition"
+        )
+
+
+def _is_weight_decay(key: Any) -> bool:
+    return str(key).rpartition(".")[2] == "weight_decay"
 
 
 def decay_options(stages: Sequence[Stage]) -> dict[str, Any]:

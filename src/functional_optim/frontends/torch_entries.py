@@ -186,10 +186,11 @@ def check_complete(
 ) -> None:
     """Raise ValueError if a loaded parameter was stepped, and its state has only a step count.
 
-    Arguments are those of :func:`restore_form`.
+    Step counts must be whole numbers. Arguments are those of :func:`restore_form`.
     """
     for k, (entries, param) in enumerate(zip(loaded, group["params"], strict=True)):
         layout = entry_layout(stages, hypers, param.shape, param.dtype)
+        layout.check_counts(entries, f"params[{k}]")
         if layout.dtypes and has_begun(entries) and entries.keys() <= {"step", *layout.counts}:
             raise ValueError(
                 f"the state of params[{k}] was stepped {int(entries.get('step', 0))} times, and "

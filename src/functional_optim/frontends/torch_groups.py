@@ -1,6 +1,6 @@
 """Options in torch's parameter groups, and their translation to hyper-parameters of stages."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -22,6 +22,7 @@ from functional_optim.core.links import (
 from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.stage import Stage
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
+from functional_optim.frontends.torch_checkpoint import DECOUPLED, require_same_decay
 from functional_optim.frontends.torch_schedule import is_scheduled, refuse_schedulers
 from functional_optim.optimizer import Optimizer
 
@@ -47,11 +48,25 @@ def require_optimizer(given: Any) -> Optimizer:
     return given
 
 
+def require_params(given: Any) -> None:
+    """Raise TypeError for a module or a dict in place of its parameters, with what to write."""
+    nn = torch.nn
+    of_modules = isinstance(given, (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterDict))
+    if of_modules or (isinstance(given, nn.Module) and not isinstance(given, Iterable)):
+        raise TypeError(
+            f"params must be parameters, got the module {type(given).__name__}: write "
+            "module.named_parameters(), or module.parameters() for parameters without names"
+        )
+    if isinstance(given, Mapping) and any(isinstance(key, str) for key in given):
+        way = "[group] for one group" if "params" in given else "params.items() for all its items"
+        raise TypeError(f"params must be parameters, got a {type(given).__name__}: write {way}")
+
+
 BESIDE_OPTIONS = frozenset(
     {
         *NOT_OPTIONS,
         *EXECUTION_OPTIONS,
-        "decoupled_weight_decay",
+        DECOUPLED,  # require_same_decay checks its value
         "name",
         "step",
         # Entries of torch's schedulers.
@@ -170,7 +185,8 @@ def hypers_of(own: Optimizer, group: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the hyper-parameters of each stage of a group's chain, from the group's options.
 
     Raises:
-        TypeError, ValueError: a value is out of bounds or missing, or its name is ambiguous.
+        TypeError, ValueError: a value is out of bounds or missing, or its name is ambiguous; or
+            the group has another kind of weight decay.
     """
     return GroupOptions(own).checked_hypers(group)
 
@@ -262,6 +278,8 @@ class GroupOptions:
         """
         if "initial_lr" in group:
             refuse_schedulers(group)
+        if DECOUPLED in group:
+            require_same_decay(self._own.stages, group)
         values = list(map(group.__getitem__, self._names))
         same = self._are_fixed and len(group) == self._size
         if not (same and all(map(is_, values, self._values))):
@@ -271,6 +289,7 @@ class GroupOptions:
     def checked_hypers(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the hyper-parameters of each stage: see :func:`hypers_of`."""
         self._check_names(group)
+        require_same_decay(self._own.stages, group)
         self._read(group, [group[name] for name in self._names])
         return self._hypers
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.dynamo import disable_compile
+from functional_optim.core.format import format_value
 from functional_optim.core.interrupts import defer_untraced
 from functional_optim.core.lock import StepLock
 from functional_optim.core.state import LeafState
@@ -18,7 +19,7 @@ from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_steps import GroupSteps
 from functional_optim.frontends.group_tensors import Group, new_group
 from functional_optim.frontends.param_inputs import list_inputs
-from functional_optim.frontends.torch_checkpoint import own_copy
+from functional_optim.frontends.torch_checkpoint import own_copy, require_dict, require_state_dict
 from functional_optim.frontends.torch_entries import (
     States,
     check_complete,
@@ -39,6 +40,7 @@ from functional_optim.frontends.torch_groups import (
     remove_groups,
     require_optimizer,
     require_options,
+    require_params,
     with_checked_params,
 )
 from functional_optim.frontends.torch_schedule import guard_schedules
@@ -108,6 +110,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     @disable_compile
     def __init__(self, params: Iterable[Any], optimizer: Optimizer | ClosureOptimizer) -> None:
         optimizer = require_optimizer(optimizer)
+        require_params(params)
         self._lock = StepLock()
         self._optimizer = optimizer
         self._chains = self._chains_of(optimizer)
@@ -215,11 +218,16 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             The result of the closure, or None.
 
         Raises:
-            TypeError, ValueError, RuntimeError: as for :meth:`Optimizer.update`; or an input has a
-                key that is no parameter. Nothing has changed.
+            TypeError, ValueError, RuntimeError: as for :meth:`Optimizer.update`; ``closure`` is no
+                function; or an input has a key that is no parameter. Nothing has changed.
         """
         loss = None
         if closure is not None:
+            if not callable(closure):
+                raise TypeError(
+                    f"closure must be a function that returns the loss, got {format_value(closure)}"
+                    "; step() reads gradients from the .grad of parameters, and takes none"
+                )
             with torch.enable_grad():
                 loss = closure()
         self._step(loss, extra or {})
@@ -238,9 +246,12 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         under "step", is used for parameters without a step count.
 
         Raises:
-            ValueError: groups or names differ, the state does not fit the chain, or there is no
-                step count. Nothing has changed.
+            TypeError: no dict.
+            ValueError: no state dict of an optimizer; groups or names differ, the state does not
+                fit the chain, or a step count is missing or no whole number >= 0. Nothing has
+                changed.
         """
+        require_dict(state_dict)
         before = (self.state, self.param_groups)
         shared = self._chains.shared_entries()
         # It must run after the hooks of the caller, which may return another dict.
@@ -301,6 +312,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _store_loaded(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a state dict with groups in the order of this optimizer, and store it."""
+        require_state_dict(state_dict)
         groups = match_by_name(state_dict["param_groups"], self.param_groups)
         loaded = {**state_dict, "param_groups": loaded_groups(groups, self.param_groups)}
         self._loaded = loaded

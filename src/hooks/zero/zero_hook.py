@@ -167,6 +167,7 @@ class ZeroHook:
             ddp = self._ddp()
             if ddp is not None and self._buckets.plan is not self._zero.plan:
                 self._find_paths(ddp)
+            self._zero.check_groups()
             self._check_frozen()
         zero_bucket = self._buckets.get(bucket, position)
         self.driver.add_bucket(position, zero_bucket.paths)

@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.checkpoint_names import match_by_name
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
-from functional_optim.frontends.torch_checkpoint import DECOUPLED, own_copy
+from functional_optim.frontends.torch_checkpoint import DECOUPLED, own_copy, require_state_dict
 from functional_optim.frontends.torch_groups import missing_flags, options_of
 from functional_optim.storage.conversion import encode_entries
 from sharding.checkpoint.flat_ranges import elements_of, has_parts, whole_of
@@ -33,6 +33,7 @@ Entries = Mapping[str, Any]
 
 def load(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> None:
     """Load this rank's part of a state dict. If that raises, nothing has changed."""
+    require_state_dict(state_dict)
     state_dict = {
         **state_dict,
         "param_groups": match_by_name(state_dict["param_groups"], zero.param_groups),

@@ -20,6 +20,7 @@ from sharding.zero.gather import GatherWork, gather_views, plan_gather
 from sharding.zero.groups import Transports, sum_over_ranks, sum_vector, vectors_of
 from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
+from sharding.zero.params import FixedGroups
 from sharding.zero.shard_optimizer import ShardOptimizer
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class RangeStepMixin(AveragedParams):
     process_group: dist.ProcessGroup
     rank: int
     _memory: ParameterMemory
+    _fixed_groups: FixedGroups
     _local: ShardOptimizer | None
     _messages: dict[tuple[tuple[str, ...], int], MessagePlan]
     _transports: Transports
@@ -77,12 +79,18 @@ class RangeStepMixin(AveragedParams):
         """
         return self._local is not None and self._local.chains is not None
 
+    def check_groups(self) -> None:
+        """Raise ValueError if a parameter was added to a group, or removed from one, by hand."""
+        self._fixed_groups.check(self.param_groups)
+
     def begin_iteration(self) -> None:
         """Begin an iteration, in which every owned range is stepped exactly once.
 
         Raises:
             RuntimeError: the last iteration did not end; names the ranges that were not stepped.
+            ValueError: as for :meth:`check_groups`.
         """
+        self.check_groups()
         self._steps.begin_iteration()
 
     def end_iteration(self) -> None:
