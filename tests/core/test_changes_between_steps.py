@@ -167,6 +167,27 @@ def test_a_tree_with_one_step_count_and_another_tree_of_its_form() -> None:
         assert [int(one.step) for one in after.leaves.values()] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_optimizers_that_differ_in_overrides_only(in_place: bool) -> None:
+    base = sgd(0.1)
+    optimizers = [base.override(("a",), lr=lr) for lr in (0.2, 0.4)]
+    optimizers.append(base.override(("a",), lr=0.2).override(("b",), lr=0.4))
+    optimizers += [base.override(("b",), lr=0.4), base]
+
+    def program() -> Any:
+        params = {name: normal(3, seed=k) for k, name in enumerate("ab")}
+        state = base.init(params)
+        for k, optimizer in enumerate(3 * optimizers):
+            grads = {name: normal(3, seed=10 * k + 7) for name in "ab"}
+            if in_place:
+                optimizer.update_(params, grads, state)
+            else:
+                params, state = optimizer.update(params, grads, state)
+        return params
+
+    as_without_plans(program)
+
+
 @pytest.mark.parametrize("name", ["adamw", "int8"])
 @pytest.mark.parametrize("warm", [0, 3])
 def test_a_bound_step_by_a_gradient_that_is_a_bound_parameter(name: str, warm: int) -> None:
