@@ -350,6 +350,20 @@ WEIGHTED = Rule(
 )
 
 
+def test_an_input_that_a_leaf_without_a_gradient_requires_may_be_missing_in_some_steps() -> None:
+    optimizer = partition({"a": sophia(0.1), "b": adahessian(0.1)}, lambda path, shape: path[0])
+    found = []
+    for executor in ("auto", "reference"):
+        own, params = optimizer.using(executor=executor), {"a": normal(4), "b": normal(4)}
+        state = own.init(params)
+        for step in range(9):
+            hessian = {"a": normal(4, seed=step + 30), "b": None}
+            grads = {"a": normal(4, seed=step + 1), "b": None}
+            own.update_(params, grads, state, extra={} if step % 3 else {"hessian": hessian})
+        found.append([params, state])
+    assert_same(*found)
+
+
 def test_a_rule_of_ones_own_takes_what_it_names() -> None:
     optimizer, params = chain(WEIGHTED(lr=1.0)), {"a": torch.zeros(2), "b": None}
     state = optimizer.init(params)
