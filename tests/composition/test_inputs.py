@@ -162,7 +162,7 @@ def test_it_may_be_the_gradient_or_the_parameter_itself() -> None:
             with case(name=name, which=which):
                 optimizer, param, grad = make(), normal(5), normal(5, seed=1)
                 own = grad if which == "gradient" else param
-                want = optimizer.update(
+                want = optimizer.using(executor="reference").update(
                     param, grad, optimizer.init(param), extra={"hessian": own.clone()}
                 )
                 state = optimizer.init(param)
