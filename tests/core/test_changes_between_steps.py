@@ -115,6 +115,20 @@ def test_the_step_count_of_a_leaf_that_is_stepped_alone(count: Any) -> None:
     as_without_plans(program)
 
 
+@pytest.mark.parametrize(
+    "data", [normal(1, 6), normal(6, dtype=torch.float64)], ids=["shape", "dtype"]
+)
+def test_a_parameter_with_gaps_that_gets_another_shape_or_dtype(data: Tensor) -> None:
+    run = Groups(adamw(0.1), [Parameter(torch.ones(6)[::2]), *of_shapes((3,), (3,))])
+    run.step(3)
+    run.params[0].grad = None
+    run.params[0].data = data[..., ::2]
+    before = run.result()
+    with pytest.raises(ValueError, match=r"exp_avg.* has (shape|dtype)"):
+        run.step(1)
+    assert_same(run.result(), before)
+
+
 def test_ordered_dicts_with_the_keys_of_another_in_another_order() -> None:
     optimizer = sgd(lr=1.0)
     first = OrderedDict(a=torch.zeros(2, 2), b=torch.zeros(2, 2))
