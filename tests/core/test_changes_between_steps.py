@@ -129,6 +129,21 @@ def test_a_parameter_with_gaps_that_gets_another_shape_or_dtype(data: Tensor) ->
     assert_same(run.result(), before)
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_gradient_in_the_memory_of_a_parameter_with_gaps(first: int) -> None:
+    def program() -> Any:
+        run = Groups(adamw(0.1), [Parameter(torch.ones(8)[::2]), *of_shapes((3,), (3,))])
+        run.step(first)
+        memory = normal(8, seed=9)
+        run.params[0].data = memory[::2]
+        run.params[0].grad, run.params[1].grad = normal(4, seed=7), memory[1:4]
+        run.params[2].grad = normal(3, seed=8)
+        run.optimizer.step()
+        return run.result()
+
+    as_without_plans(program)
+
+
 def test_ordered_dicts_with_the_keys_of_another_in_another_order() -> None:
     optimizer = sgd(lr=1.0)
     first = OrderedDict(a=torch.zeros(2, 2), b=torch.zeros(2, 2))
