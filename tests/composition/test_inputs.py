@@ -162,7 +162,7 @@ def test_it_may_be_the_gradient_or_the_parameter_itself() -> None:
             with case(name=name, which=which):
                 optimizer, param, grad = make(), normal(5), normal(5, seed=1)
                 own = grad if which == "gradient" else param
-                want = optimizer.update(
+                want = optimizer.using(executor="reference").update(
                     param, grad, optimizer.init(param), extra={"hessian": own.clone()}
                 )
                 state = optimizer.init(param)
@@ -348,6 +348,20 @@ WEIGHTED = Rule(
     sparse=rows_of_sparse,
     inputs=(LeafInput("importance", required=False),),
 )
+
+
+def test_an_input_that_a_leaf_without_a_gradient_requires_may_be_missing_in_some_steps() -> None:
+    optimizer = partition({"a": sophia(0.1), "b": adahessian(0.1)}, lambda path, shape: path[0])
+    found = []
+    for executor in ("auto", "reference"):
+        own, params = optimizer.using(executor=executor), {"a": normal(4), "b": normal(4)}
+        state = own.init(params)
+        for step in range(9):
+            hessian = {"a": normal(4, seed=step + 30), "b": None}
+            grads = {"a": normal(4, seed=step + 1), "b": None}
+            own.update_(params, grads, state, extra={} if step % 3 else {"hessian": hessian})
+        found.append([params, state])
+    assert_same(*found)
 
 
 def test_a_rule_of_ones_own_takes_what_it_names() -> None:

@@ -9,6 +9,7 @@ import torch
 from functional_optim import (
     Optimizer,
     TorchOptimizer,
+    apply_if_finite,
     chain,
     clip_by_global_norm,
     clip_by_value,
@@ -17,6 +18,7 @@ from functional_optim import (
     partition,
     prodigy,
     sgd,
+    weight_decay,
 )
 from functional_optim.plan import addend_rows
 
@@ -45,6 +47,7 @@ def tensors(seed: int) -> dict[str, Any]:
 
 def histories(optimizer: Optimizer, torch_class: bool) -> Iterator[tuple[Any, Any]]:
     """Yield the parameters after each step, with those of the pure step."""
+    alone = optimizer.using(executor="reference")  # has no plans
     want, params = tensors(0), {name: one.clone() for name, one in tensors(0).items()}
     state, own = optimizer.init(want), optimizer.init(params)
     if torch_class:
@@ -54,7 +57,7 @@ def histories(optimizer: Optimizer, torch_class: bool) -> Iterator[tuple[Any, An
         grads: dict[str, Any] = tensors(100 * (step + 1))
         if step == 3:
             grads["5"] = None
-        want, state = optimizer.update(want, grads, state)
+        want, state = alone.update(want, grads, state)
         if torch_class:
             for name, grad in grads.items():
                 params[name].grad = grad
@@ -95,3 +98,22 @@ def test_a_norm_does_not_depend_on_how_leaves_are_divided(seed: int) -> None:
             optimizer.update_(params, grads, state)
         after.append(params)
     assert_same(after[0], after[1])
+
+
+@pytest.mark.parametrize("by_gate", [False, True])
+def test_a_stage_before_the_norm_may_change_the_gradients_of_some_leaves_only(
+    by_gate: bool,
+) -> None:
+    stages = weight_decay(0.0), clip_by_global_norm(0.5), sgd(lr=0.1)
+    made = chain(apply_if_finite(max_skips=1), *stages) if by_gate else chain(*stages)
+    optimizer = made.override(("b",), **{"weight_decay.weight_decay": 0.5})
+    found = []
+    for executor in ("auto", "reference"):
+        own = optimizer.using(executor=executor)
+        params = {name: normal(8, 4, seed=k) for k, name in enumerate("abcd")}
+        state = own.init(params)
+        for step in range(4):
+            grads = {name: normal(8, 4, seed=9 * step + k + 5) for k, name in enumerate("abcd")}
+            own.update_(params, grads, state)
+        found.append(params)
+    assert_same(*found)

@@ -115,6 +115,35 @@ def test_the_step_count_of_a_leaf_that_is_stepped_alone(count: Any) -> None:
     as_without_plans(program)
 
 
+@pytest.mark.parametrize(
+    "data", [normal(1, 6), normal(6, dtype=torch.float64)], ids=["shape", "dtype"]
+)
+def test_a_parameter_with_gaps_that_gets_another_shape_or_dtype(data: Tensor) -> None:
+    run = Groups(adamw(0.1), [Parameter(torch.ones(6)[::2]), *of_shapes((3,), (3,))])
+    run.step(3)
+    run.params[0].grad = None
+    run.params[0].data = data[..., ::2]
+    before = run.result()
+    with pytest.raises(ValueError, match=r"exp_avg.* has (shape|dtype)"):
+        run.step(1)
+    assert_same(run.result(), before)
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_gradient_in_the_memory_of_a_parameter_with_gaps(first: int) -> None:
+    def program() -> Any:
+        run = Groups(adamw(0.1), [Parameter(torch.ones(8)[::2]), *of_shapes((3,), (3,))])
+        run.step(first)
+        memory = normal(8, seed=9)
+        run.params[0].data = memory[::2]
+        run.params[0].grad, run.params[1].grad = normal(4, seed=7), memory[1:4]
+        run.params[2].grad = normal(3, seed=8)
+        run.optimizer.step()
+        return run.result()
+
+    as_without_plans(program)
+
+
 def test_ordered_dicts_with_the_keys_of_another_in_another_order() -> None:
     optimizer = sgd(lr=1.0)
     first = OrderedDict(a=torch.zeros(2, 2), b=torch.zeros(2, 2))
@@ -165,6 +194,27 @@ def test_a_tree_with_one_step_count_and_another_tree_of_its_form() -> None:
     for k in range(3):
         _, after = optimizer.update(params, tree(k + 5), state)
         assert [int(one.step) for one in after.leaves.values()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_optimizers_that_differ_in_overrides_only(in_place: bool) -> None:
+    base = sgd(0.1)
+    optimizers = [base.override(("a",), lr=lr) for lr in (0.2, 0.4)]
+    optimizers.append(base.override(("a",), lr=0.2).override(("b",), lr=0.4))
+    optimizers += [base.override(("b",), lr=0.4), base]
+
+    def program() -> Any:
+        params = {name: normal(3, seed=k) for k, name in enumerate("ab")}
+        state = base.init(params)
+        for k, optimizer in enumerate(3 * optimizers):
+            grads = {name: normal(3, seed=10 * k + 7) for name in "ab"}
+            if in_place:
+                optimizer.update_(params, grads, state)
+            else:
+                params, state = optimizer.update(params, grads, state)
+        return params
+
+    as_without_plans(program)
 
 
 @pytest.mark.parametrize("name", ["adamw", "int8"])

@@ -105,6 +105,8 @@ def test_a_registered_dataclass_needs_its_namespace() -> None:
     assert leaf_paths(params, NAMESPACE) == [("l", "weight"), ("l", "bias")]
     with pytest.raises(ValueError, match="tree of gradients"):
         optimizer.update(params, {"l": Layer(_one(2), _one(3), "second")}, state)
+    with pytest.raises(TypeError, match="'l' must be a tensor or None, got Layer"):
+        adam(0.1).update_(params, grads, state)
 
 
 def test_an_unknown_class_is_refused_by_name() -> None:

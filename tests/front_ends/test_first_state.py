@@ -166,6 +166,21 @@ def test_with_a_count_that_is_set_back_an_average_starts_again(gate: list[Any], 
     assert seen.tolist() == [9.5] * 3
 
 
+def test_with_a_count_that_is_set_back_the_average_of_a_parameter_with_gaps_starts_again() -> None:
+    """A planned step steps such a parameter alone."""
+    weights = [torch.nn.Parameter(torch.ones(6)[::2]), *_weights()]
+    optimizer = TorchOptimizer(weights, chain(sgd(lr=1.0), ema(0.5)))
+    for step in range(5):
+        if step == 4:
+            _state_of(optimizer, weights[0])["step"].zero_()
+            with torch.no_grad():
+                weights[0].fill_(10.0)
+        for weight in weights:
+            weight.grad = torch.ones(3)
+        optimizer.step()
+    assert optimizer.view()[0].tolist() == [9.5] * 3
+
+
 def test_a_state_whose_parameter_has_another_dtype_by_now_is_made_anew() -> None:
     weights = _weights()
     pair = (

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from functional_optim import TorchOptimizer
+from functional_optim.frontends.loss_scale import record_unscale
 from hooks import PeriodicModelAverager, PostLocalSGDOptimizer
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import case
@@ -135,6 +136,23 @@ def test_a_scaler_unscales_once_and_skips_alike(way: str) -> None:
             made = [divided(*pair) for pair in zip(steps, (SCALE, SCALE, after), strict=True)]
             assert_same(got, by_update(TAIL, dtype, list(filter(all_finite, made)))[0])
             assert scale == after
+
+
+def test_gradients_that_an_error_left_scaled_in_part_are_not_stepped() -> None:
+    scaler, param = Scaled().scaler, torch.nn.Parameter(torch.ones(2))
+    param.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([param], lr=1.0)
+
+    def unscale(scale: float) -> bool:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        record_unscale(scaler, optimizer, unscale)
+    with pytest.raises(RuntimeError, match="already"):
+        record_unscale(scaler, optimizer, unscale)
+    scaler.step(optimizer)
+    scaler.update()
+    assert param.tolist() == [1.0, 1.0] and scaler.get_scale() == SCALE / 2
 
 
 def divided(grads: Grads, scale: float) -> Grads:

@@ -1,8 +1,7 @@
 """DecidedSteps: planned steps that need a Decision.
 
-The key of a run's plan is its stages, its leaves, their counts, if the leaves are late, and the
-names of their inputs. A Decision supplies the coefficients. A step with an optional input has no
-plan.
+The key of a run's plan is its stages, its leaves, their counts, and the names of their inputs. A
+Decision supplies the coefficients. A step with an optional input has no plan.
 """
 
 from collections.abc import Sequence
@@ -298,4 +297,4 @@ class DecidedSteps:
 
 def _key(run: StageRun, names: tuple[str, ...]) -> Any:
     part = run.part
-    return part.at, run.is_late, names, part.members
+    return part.at, names, part.members

@@ -53,8 +53,6 @@ class StageRun:
     """Leaves and stages that run in one call of an executor."""
 
     part: LeafPart
-    is_late: bool
-    """True if the leaves have no gradient, and continue with what gates kept of earlier calls."""
     is_step: bool
     """True if the run includes the last stage, so that the step counts increase."""
     gates: tuple[tuple[int, bool, bool], ...]
@@ -318,7 +316,7 @@ def _runs(way: _Passage) -> bool:
 def _plain_run(cohort: Cohort) -> StageRun:
     stop = len(cohort.stages)
     part = _part(cohort, tuple(range(stop)), cohort.members, before=stop)
-    return StageRun(part, is_late=False, is_step=True, gates=())
+    return StageRun(part, is_step=True, gates=())
 
 
 def _run(way: _Passage) -> StageRun:
@@ -333,8 +331,7 @@ def _run(way: _Passage) -> StageRun:
         for k, one in enumerate(_gates(cohort))
         if one in at
     )
-    is_late = not cohort.has_gradients
-    return StageRun(_part(cohort, at, way.members), is_late, is_step, gates)
+    return StageRun(_part(cohort, at, way.members), is_step, gates)
 
 
 def _part(

@@ -36,6 +36,7 @@ from tests.composition.test_tree_plans import (  # noqa: F401  the same laws, wi
     test_a_gradient_may_be_a_parameter_or_a_state_in_a_planned_step,
     test_layouts_may_change_at_any_step,
 )
+from tests.core.test_default_executor import Seen
 from tests.laws.support import TABLE
 from tests.steady import calls_of
 from tests.tensors import assert_same, normal
@@ -215,6 +216,20 @@ def test_inference_tensors_are_stepped_as_ever() -> None:
     again = optimizer.update(inside[0], grads(4), inside[2])
     assert_same(list(again), list(optimizer.update(*want[:1], grads(4), want[1])))
     assert not any(one.is_inference() for one in optree.tree_leaves(list(again)))
+
+
+def test_a_dispatch_mode_sees_the_operations_of_a_step_that_has_a_plan() -> None:
+    optimizer = CHAINS["adamw"]
+    params = tree()
+    state = optimizer.init(params)
+    for k in range(3):
+        params, state = optimizer.update(params, grads(k), state)
+    names = []
+    for one in (optimizer, optimizer.using(executor="reference")):
+        with Seen() as mode:
+            one.update(params, grads(3), state)
+        names.append(mode.names)
+    assert names[0] == names[1] and "aten.addcdiv.default" in names[1]
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

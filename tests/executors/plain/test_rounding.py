@@ -35,7 +35,9 @@ def leaves(seed: int, dtype: torch.dtype) -> list[Tensor]:
 def require_same(rule: Rule, grads: list[Tensor], *, bound: bool) -> None:
     optimizer = stateless(rule)
     dtype = grads[0].dtype
-    want = optimizer.update(leaves(1, dtype), grads, optimizer.init(leaves(1, dtype)))[0]
+    want = optimizer.using(executor="reference").update(
+        leaves(1, dtype), grads, optimizer.init(leaves(1, dtype))
+    )[0]
     for executor in EXECUTORS:
         with case(executor=executor, dtype=dtype):
             other = optimizer.using(executor=executor)

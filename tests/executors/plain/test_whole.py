@@ -76,7 +76,7 @@ def test_the_bits_of_the_reference(by_reference: list[str]) -> None:
     for one in pairs(name=list(CHAINS), dtype=[torch.float32, torch.float64, torch.bfloat16]):
         optimizer = CHAINS[one["name"]]()
         with case(**one):
-            want = steps(optimizer, one["dtype"])
+            want = steps(optimizer.using(executor="reference"), one["dtype"])
             by_reference.clear()
             got = steps(optimizer.using(executor="auto"), one["dtype"])
             require_same("auto and reference", got, want)
@@ -141,7 +141,7 @@ def test_rules_of_which_there_is_no_program(rule: Any, by_reference: list[str]) 
     one = Rule(name="own", hyper=Hyper, rule=rule, kind="per_matrix")
     for lr in (0.5, 0.125):
         optimizer = chain(one(lr=lr))
-        want = steps(optimizer, torch.float32)
+        want = steps(optimizer.using(executor="reference"), torch.float32)
         by_reference.clear()
         require_same("auto", steps(optimizer.using(executor="auto"), torch.float32), want)
         assert len(by_reference) == 4 * len(SHAPES)
@@ -180,12 +180,12 @@ def test_what_is_still_wanted_is_not_written_over(rule: Any) -> None:
     optimizer = chain(
         Rule(name="own", hyper=Hyper, state=Two, init=init, rule=rule, kind="per_matrix")(lr=0.1)
     )
-    want = steps(optimizer, torch.float64)
+    want = steps(optimizer.using(executor="reference"), torch.float64)
     require_same("auto", steps(optimizer.using(executor="auto"), torch.float64), want)
 
 
 def test_memory_is_bounded_and_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    want = steps(muon(0.1), torch.float32)
+    want = steps(muon(0.1).using(executor="reference"), torch.float32)
     with ThreadPoolExecutor(4) as pool:
         optimizer = muon(0.1).using(executor="auto")
         for got in pool.map(lambda _: steps(optimizer, torch.float32, 4), range(8)):
@@ -207,7 +207,7 @@ def test_no_view_keeps_memory_that_was_outgrown(monkeypatch: pytest.MonkeyPatch)
         for step in range(3):
             grads = [torch.full_like(one, 0.1 * (step + 1)) for one in params]
             optimizer.using(executor="auto").update_(params, grads, state)
-            want, wanted = optimizer.update(want, grads, wanted)
+            want, wanted = optimizer.using(executor="reference").update(want, grads, wanted)
         require_same("auto", (params, state), (want, wanted))
         kept = scratch._SCRATCH
         pieces = {one.data_ptr() for one in kept.pieces.values()}
@@ -252,7 +252,7 @@ def test_what_is_turned_on_its_side_is_read_before_it_is_written() -> None:
             lr=0.1
         )
     )
-    want = steps(optimizer, torch.float64)
+    want = steps(optimizer.using(executor="reference"), torch.float64)
     require_same("auto", steps(optimizer.using(executor="auto"), torch.float64), want)
 
 
