@@ -1,12 +1,11 @@
 """Driver of all hooks that step: add a bucket, communicate it, step it, or fail.
 
-For each bucket, DDP's thread calls :meth:`BucketDriver.position_of`,
-:meth:`~BucketDriver.add_bucket`, :meth:`~BucketDriver.exchange_used`,
-:meth:`~BucketDriver.communicate` and :meth:`~BucketDriver.submit`, in this order. The work queue
-then runs the step. Only the step itself differs between hooks.
+For each bucket, DDP's thread calls :meth:`BucketDriver.position_of` and :meth:`BucketDriver.run`.
+The work queue then runs the step. Only communication and step differ between hooks.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.futures import Future
 
 from functional_optim.core.format import format_names
 from hooks.buckets import BucketPosition, BucketPositions
-from hooks.communication import AllReduceMean, Communication, HookResult
+from hooks.communication import Communication, communication_of, start_mean
 from hooks.group_lifetime import keep_group_alive
 from hooks.usage import Usage
 from hooks.work_queue import work_queue_of
@@ -26,8 +25,8 @@ from sharding.zero.iteration import Iteration
 
 Hook = Callable[[Any, dist.GradBucket], Future[Any]]
 """DDP communication hook, as ``register_comm_hook`` takes it."""
-WaitUsed = Callable[[], list[bool]]
-"""Function that waits, and returns for each parameter True if it is to be stepped."""
+Guard = Callable[[str], AbstractContextManager[object]]
+"""Function of an operation, for errors, that returns a context for calls that wait for ranks."""
 
 
 class BucketDriver:
@@ -79,6 +78,47 @@ class BucketDriver:
         """Return the position of a bucket. Call it once per bucket, in order of arrival."""
         return self._positions.position_of(bucket)
 
+    def run(
+        self,
+        bucket: dist.GradBucket,
+        position: BucketPosition,
+        names: Sequence[str],
+        params: Sequence[Tensor],
+        start: Callable[[], Communication],
+        step: Callable[[Tensor, list[bool]], Tensor],
+        guard: Guard = nullcontext,
+    ) -> Future[Tensor]:
+        """Communicate a bucket, and queue its step.
+
+        Args:
+            bucket: as DDP passes it.
+            position: of the bucket.
+            names: of the parameters that the hook steps.
+            params: whose use is exchanged between ranks.
+            start: starts the communication.
+            step: gets the reduced gradients, and for each of ``params`` True if any rank used it.
+                It returns the tensor that DDP copies into the gradients.
+            guard: context for calls that wait for other ranks.
+
+        Returns:
+            The future that the hook returns: see :meth:`submit`.
+
+        Raises:
+            RuntimeError: as for :meth:`add_bucket`.
+        """
+        self.add_bucket(position, names)
+        what, device = f"the communication of bucket {position.number}", bucket.buffer().device
+        with guard(what):
+            wait_used = self._exchange_used(params, device)
+        communication = start()
+
+        def job() -> Tensor:
+            with guard(what):
+                reduced, used = communication.wait(), wait_used()
+            return step(reduced, used)
+
+        return self.submit(position.number, job, device, ready=communication.ready)
+
     def add_bucket(self, position: BucketPosition, names: Sequence[str]) -> None:
         """Add a bucket with these parameters; with the last bucket, check that all parameters came.
 
@@ -118,7 +158,9 @@ class BucketDriver:
                 )
             self._cleared.end_iteration()
 
-    def exchange_used(self, params: Sequence[Tensor], device: torch.device) -> WaitUsed:
+    def _exchange_used(
+        self, params: Sequence[Tensor], device: torch.device
+    ) -> Callable[[], list[bool]]:
         """Start to ask which of these parameters any rank used.
 
         Called before the bucket is communicated: collectives must start in the same order on all
@@ -137,12 +179,10 @@ class BucketDriver:
         and free the hook's callback.
         """
         if inner is allreduce_hook and (state is None or isinstance(state, dist.ProcessGroup)):
-            found: Communication = AllReduceMean(
-                self.group if state is None else state, bucket.buffer()
-            )
+            found = start_mean(self.group if state is None else state, bucket.buffer())
         else:
             keep_group_alive(self, self.group)
-            found = HookResult(bucket.buffer(), inner(state, bucket))
+            found = communication_of(bucket.buffer(), inner(state, bucket))
         if self._in_order and self._is_last:
             found.block()  # before collectives that DDP starts at the end of backward
         self._before = found if self._in_order and not self._is_last else None

@@ -15,7 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from functional_optim._torch import current_graph_task_id, is_joining
 from functional_optim.core.dynamo import disable_compile
 from hooks.buckets import reduced_parameters
-from hooks.driver import BucketDriver, WaitUsed
+from hooks.communication import Communication
+from hooks.driver import BucketDriver
 from hooks.profiling import named_range
 from hooks.usage import may_leave_unused
 from hooks.zero.bucket import BucketCache, ZeroBucket
@@ -38,12 +39,9 @@ RANGE = "functional_optim.zero_step"
 Pending = dict[int, tuple[tuple[Tensor, ...], GatherWork]]
 """By ``id`` of a parameter: the parameters of its gather, which must not be used before its end."""
 
-Communicate = Callable[
-    ["ZeroHook", Any, dist.GradBucket, ZeroBucket], tuple[Callable[[], object], bool]
-]
-"""Function that starts the communication of a bucket, given the hook and its state. It returns a
-function that waits until this rank's gradients are reduced in the bucket, and True if, on an
-accelerator, that does not block the host."""
+Communicate = Callable[["ZeroHook", Any, dist.GradBucket, ZeroBucket], Communication]
+"""Function that starts to reduce this rank's gradients in a bucket, given the hook and its state.
+"""
 
 
 class ZeroHook:
@@ -151,29 +149,28 @@ class ZeroHook:
     @disable_compile
     def __call__(self, state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         """Communicate and step a bucket; the signature is that of ``register_comm_hook``."""
-        own, wait_used = self._add_bucket(bucket)
-        wait_reduced, ready = self._communicate(self, state, bucket, own)
-        return self._submit(own, wait_used, wait_reduced, ready=ready)
-
-    def _add_bucket(self, bucket: dist.GradBucket) -> tuple[ZeroBucket, WaitUsed]:
-        """Add a bucket, and start to ask which of its parameters were used.
-
-        Called before the bucket is communicated, because the question is a collective too.
-        """
-        position = self.driver.position_of(bucket)
+        position, ddp = self.driver.position_of(bucket), self._ddp()
         if position.number == 0:
             self._wait_for_gathers()
             self._waiting, self._addends, self._entered = [], [], []
-            ddp = self._ddp()
             if ddp is not None and self._buckets.plan is not self._zero.plan:
                 self._find_paths(ddp)
             self._check_frozen()
-        zero_bucket = self._buckets.get(bucket, position)
-        self.driver.add_bucket(position, zero_bucket.paths)
-        with self.roll_call.on_failure(f"the communication of bucket {zero_bucket.number}"):
-            return zero_bucket, self.driver.exchange_used(
-                zero_bucket.params, zero_bucket.buffer.device
-            )
+        own = self._buckets.get(bucket, position)
+        # Under Join, ranks may run out of data. Join reads parameters at its end, unseen by hooks.
+        joining = ddp is not None and is_joining(ddp)
+        without_data = joining and current_graph_task_id() < 0
+
+        def start() -> Communication:
+            started = self._communicate(self, state, bucket, own)
+            self._mark_changed(own)
+            return started
+
+        def step(_: Tensor, used: Sequence[bool]) -> Tensor:
+            return self._process(own, used, joining, without_data)
+
+        guard = self.roll_call.on_failure
+        return self.driver.run(bucket, position, own.paths, own.params, start, step, guard)
 
     def _find_paths(self, ddp: DistributedDataParallel) -> None:
         """Find the parameters to step; ``zero`` may have more of them than before."""
@@ -189,27 +186,6 @@ class ZeroHook:
                     "now; it would never be stepped: call requires_grad_(True) before DDP and the "
                     "hook are made"
                 )
-
-    def _submit(
-        self,
-        bucket: ZeroBucket,
-        wait_used: WaitUsed,
-        wait_reduced: Callable[[], object],
-        *,
-        ready: bool,
-    ) -> Future[Tensor]:
-        """Queue the step of a bucket; return the future that the hook returns."""
-        ddp = self._ddp()
-        # Under Join, ranks may run out of data. Join reads parameters at its end, unseen by hooks.
-        joining = ddp is not None and is_joining(ddp)
-        without_data = joining and current_graph_task_id() < 0
-        self._mark_changed(bucket)
-        return self.driver.submit(
-            bucket.number,
-            lambda: self._process(bucket, wait_used, wait_reduced, joining, without_data),
-            bucket.buffer.device,
-            ready=ready,
-        )
 
     def _mark_changed(self, bucket: ZeroBucket) -> None:
         """Increase the versions of parameters: a backward that still needs them raises an error.
@@ -249,15 +225,9 @@ class ZeroHook:
     # ----------------------------------------------------------------- called in the queue's thread
 
     def _process(
-        self,
-        bucket: ZeroBucket,
-        wait_used: WaitUsed,
-        wait_reduced: Callable[[], object],
-        joining: bool,
-        without_data: bool,
+        self, bucket: ZeroBucket, used: Sequence[bool], joining: bool, without_data: bool
     ) -> Tensor:
-        unused = self._wait_for_bucket(bucket, wait_used, wait_reduced)
-        self._step_or_hold(bucket, unused)
+        self._step_or_hold(bucket, used)
         if bucket.last:
             if self._hold:
                 self._step_all(without_data)
@@ -266,25 +236,9 @@ class ZeroHook:
                 self._wait_for_gathers()
         return bucket.buffer
 
-    def _wait_for_bucket(
-        self,
-        bucket: ZeroBucket,
-        wait_used: WaitUsed,
-        wait_reduced: Callable[[], object],
-    ) -> frozenset[str]:
-        """Wait for messages of other ranks; return the paths of parameters that no rank used.
-
-        A RuntimeError names the missing ranks, even if the failed collective did not.
-        """
-        with self.roll_call.on_failure(f"the communication of bucket {bucket.number}"):
-            wait_reduced()
-            flags = wait_used()
-        return frozenset(
-            path for path, is_used in zip(bucket.paths, flags, strict=True) if not is_used
-        )
-
-    def _step_or_hold(self, bucket: ZeroBucket, unused: frozenset[str]) -> None:
+    def _step_or_hold(self, bucket: ZeroBucket, used: Sequence[bool]) -> None:
         plan = self._zero.plan
+        unused = [path for path, is_used in zip(bucket.paths, used, strict=True) if not is_used]
         owned = bucket.owned_gradients(plan.shard_rank(self._gathers.rank), unused)
         if not self._hold:
             self._step(owned, (), [bucket])
