@@ -249,13 +249,13 @@ def test_more_coalesced_messages_than_are_under_way() -> None:
         shares = plan(specs, 2)
         memory = ParameterMemory(params, shares, in_buffers=False)
         messages = plan_gather(memory, shares, params)
-        assert len(messages.coalesced) > 2 and not messages.direct
-        assert all(one.length <= coalescing.MAX_COALESCED for one in messages.coalesced)
+        assert len(messages) > 2 and not any(one.is_direct for one in messages)
+        assert all(one.ranges[-1][1] <= coalescing.MAX_COALESCED for one in messages)
         transport = Recorded(group)
         before = [param._version for param in params.values()]
         transports = {torch.device("cpu"): transport}
         GatherWork(memory, messages, list(params), transports, in_flight=1).wait()
-        assert len(transport.flats) == len(messages.coalesced)
+        assert len(transport.flats) == len(messages)
         assert all(p._version > b for p, b in zip(params.values(), before, strict=True))
         owners = [shares.owners(path)[0].ranks[0] for path in params]
         return [

@@ -15,10 +15,10 @@ from functional_optim.plan.leaf_by_leaf import view_leaf
 from functional_optim.plan.step_leaves import StepLeaf
 from sharding.ownership import Owner
 from sharding.shard_plan import ShardPlan
-from sharding.transport import Transport, Work
+from sharding.transport import Transport
 from sharding.transport.work import StreamEvent
 from sharding.zero import coalescing
-from sharding.zero.coalescing import CoalescedMessage, MessagePlan, OwnedTensor, copy
+from sharding.zero.coalescing import Message, OwnedTensor
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
@@ -30,7 +30,7 @@ IN_FLIGHT = 4
 
 def plan_gather(
     memory: ParameterMemory, plan: ShardPlan, paths: Iterable[str], size: int | None = None
-) -> MessagePlan:
+) -> tuple[Message, ...]:
     """Return the messages that gather parameters, in a group of ``size``; by default, a replica."""
     in_buffers: dict[int, list[Owner]] = {}
     flats: list[tuple[Tensor, Sequence[Owner]]] = []
@@ -42,11 +42,11 @@ def plan_gather(
             shifted = [Owner(ranks, at + start, at + stop) for ranks, start, stop in owners]
             in_buffers.setdefault(location.buffer, []).extend(shifted)
         elif location.flat is None:  # not cut
-            small.append(OwnedTensor(location.known, owners[0].ranks[0]))
+            small.append((location.known, owners[0].ranks[0]))
         elif location.flat.numel() >= coalescing.DIRECT:
             flats.append((location.flat, owners))
         else:
-            small += [OwnedTensor(location.flat[a:b], ranks[0]) for ranks, a, b in owners]
+            small += [(location.flat[a:b], ranks[0]) for ranks, a, b in owners]
     flats += [(memory.buffers[number], owners) for number, owners in sorted(in_buffers.items())]
     return coalescing.plan_messages(flats, small, plan.shard_ranks if size is None else size)
 
@@ -68,7 +68,7 @@ class GatherWork:
     def __init__(
         self,
         memory: ParameterMemory,
-        messages: MessagePlan,
+        messages: Sequence[Message],
         paths: Sequence[str],
         transports: Mapping[torch.device, Transport],
         in_flight: int | None = IN_FLIGHT,
@@ -76,12 +76,12 @@ class GatherWork:
         self._memory = memory
         self._paths = paths
         self._transports = transports
-        self._works: list[Work] = [
-            transports[one.flat.device].all_gather(one.flat, one.ranges) for one in messages.direct
-        ]
-        self._left = list(messages.coalesced)
+        self._direct = [one.gather(transports[one.device]) for one in messages if one.is_direct]
+        """Functions that wait for direct messages."""
+        self._left = [one for one in messages if not one.is_direct]
         self._in_flight = len(self._left) if in_flight is None else in_flight
-        self._under_way: list[tuple[CoalescedMessage, list[Tensor], Work]] = []
+        self._under_way: list[Callable[[], object]] = []
+        """Functions that wait for coalesced messages."""
         self._lock = threading.Lock()
         self._done: list[StreamEvent] | None = None
         self._launch()
@@ -90,10 +90,7 @@ class GatherWork:
         """Send messages, up to the limit of messages in flight."""
         while self._left and len(self._under_way) < self._in_flight:
             one = self._left.pop(0)
-            transport = self._transports[one.device]
-            (buffer, parts), own = one.allocate_buffer(), one.places[transport.rank]
-            copy(parts[own], one.views[own])
-            self._under_way.append((one, parts, transport.all_gather(buffer, one.ranges)))
+            self._under_way.append(one.gather(self._transports[one.device]))
 
     def wait(self) -> None:
         """Wait until every parameter is whole. Any thread may call this, any number of times.
@@ -109,16 +106,12 @@ class GatherWork:
                     queued.wait()
                 return
             while self._under_way:
-                one, parts, work = self._under_way[0]
-                work.wait()
-                own = one.places[self._transports[one.device].rank]
-                for others in (slice(own.start), slice(own.stop, None)):
-                    copy(one.views[others], parts[others])
+                self._under_way[0]()
                 del self._under_way[0]
                 self._launch()
-            for work in self._works:
-                work.wait()
-            self._works = []
+            for wait in self._direct:
+                wait()
+            self._direct = []
             self._memory.mark_changed(self._paths)
             self._done = list(map(StreamEvent, self._transports))
 

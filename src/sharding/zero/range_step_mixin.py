@@ -15,7 +15,7 @@ from functional_optim.frontends.loss_scale import Scaling
 from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport
-from sharding.zero.coalescing import MessagePlan
+from sharding.zero.coalescing import Message
 from sharding.zero.gather import GatherWork, gather_views, plan_gather
 from sharding.zero.groups import Transports, sum_over_ranks, sum_vector, vectors_of
 from sharding.zero.local_shards import Gradients, LocalShards
@@ -40,7 +40,7 @@ class RangeStepMixin(AveragedParams):
     rank: int
     _memory: ParameterMemory
     _local: ShardOptimizer | None
-    _messages: dict[tuple[tuple[str, ...], int], MessagePlan]
+    _messages: dict[tuple[tuple[str, ...], int], tuple[Message, ...]]
     _transports: Transports
     """Over the ranks of one replica."""
     _sum_transports: Transports
@@ -234,7 +234,7 @@ class RangeStepMixin(AveragedParams):
         transports = {self.params[paths[0]].device: transport}
         return GatherWork(self._memory, messages, (), transports, in_flight=None)
 
-    def _messages_of(self, paths: tuple[str, ...], size: int) -> MessagePlan:
+    def _messages_of(self, paths: tuple[str, ...], size: int) -> tuple[Message, ...]:
         """Return the messages that gather parameters, for their current memory."""
         self._find_memory(paths)
         found = self._messages.get((paths, size))
