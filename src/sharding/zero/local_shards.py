@@ -131,12 +131,6 @@ class LocalShards:
     def with_state(self) -> Iterator[LocalShard]:
         return (one for one in self.every() if one.has_state)
 
-    def iter_entries(self, groups: Groups) -> Iterator[tuple[LocalShard, dict[str, Tensor]]]:
-        """Yield every shard that has state, and its entries in ``.optim``."""
-        self.complete(groups)
-        for one in self.with_state():
-            yield one, one.entries(self.chain_of(one, groups))
-
     def is_frozen(self, shard: LocalShard) -> bool:
         """Return True if no stage acts on a shard: it is never stepped, and has no state."""
         return not self.recipes.of(shard.group).optimizer.links
