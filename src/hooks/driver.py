@@ -21,7 +21,6 @@ from hooks.group_lifetime import keep_group_alive
 from hooks.usage import Usage
 from hooks.work_queue import work_queue_of
 from hooks.zero_grad_check import ZeroGradCheck
-from sharding.zero.iteration import Iteration
 
 Hook = Callable[[Any, dist.GradBucket], Future[Any]]
 """DDP communication hook, as ``register_comm_hook`` takes it."""
@@ -60,7 +59,10 @@ class BucketDriver:
         self._cleared = ZeroGradCheck(watched.values(), all_of_them=may_leave_unused)
         self._expected: list[str] = []
         """The parameters that every iteration brings once."""
-        self._iteration: Iteration[str] = Iteration()
+        self._is_open = False
+        """True from the first parameter of an iteration to the last bucket."""
+        self._arrived: set[str] = set()
+        """The parameters that the open iteration has brought so far."""
         self._backward = -1
         self._names_of_backward: set[str] = set()
         """The parameters that the backward pass of this number has brought so far."""
@@ -72,7 +74,8 @@ class BucketDriver:
 
     def expect(self, names: Iterable[str]) -> None:
         """Expect each of these parameters once in every iteration from now on."""
-        self._expected, self._iteration = sorted(set(names)), Iteration()
+        self._expected = sorted(set(names))
+        self._close()
 
     def position_of(self, bucket: dist.GradBucket) -> BucketPosition:
         """Return the position of a bucket. Call it once per bucket, in order of arrival."""
@@ -128,28 +131,30 @@ class BucketDriver:
                 bucket, a parameter that never came in the last iteration; with the last bucket, a
                 parameter that did not come.
         """
-        iteration, self._is_last = self._iteration, position.last
+        self._is_last = position.last
         if position.number == 0:
             self._failures = []  # jobs of the previous iteration keep the old list
             self._before = None
-        # An iteration is open from its first parameter on.
-        if position.number == 0 if iteration.is_open else names:
-            iteration.begin(self._expected)
+        if position.number == 0 and self._is_open:
+            raise RuntimeError(
+                "the last iteration ended before everything was stepped; never stepped: "
+                f"{format_names(self._close())}. A backward pass failed or was cut short: restart "
+                "from a checkpoint, since ranks may differ now"
+            )
+        self._is_open = self._is_open or bool(names)
         if position.backward != self._backward or position.backward < 0:
             self._backward, self._names_of_backward = position.backward, set()
-        repeated = iteration.find_repeated(names)
-        if repeated is None:
-            repeated = next((one for one in names if one in self._names_of_backward), None)
+        repeated = self._find_repeated(names)
         if repeated is not None:
-            iteration.close(())
+            self._close()
             raise RuntimeError(
                 f"the parameter {repeated!r} came twice in one iteration and would be stepped "
                 "twice; register one step hook per parameter, on one DDP module"
             )
-        iteration.add(names)
+        self._arrived.update(names)
         self._names_of_backward.update(names)
         if position.last:
-            missing = iteration.close(self._expected)
+            missing = self._close()
             if missing:
                 raise RuntimeError(
                     "these parameters were in no bucket and were never stepped: "
@@ -157,6 +162,21 @@ class BucketDriver:
                     "module; leave others out of params="
                 )
             self._cleared.end_iteration()
+
+    def _find_repeated(self, names: Sequence[str]) -> str | None:
+        """Return the first parameter that came before, or occurs twice; None if there is none."""
+        seen = self._arrived | self._names_of_backward
+        for one in names:
+            if one in seen:
+                return one
+            seen.add(one)
+        return None
+
+    def _close(self) -> list[str]:
+        """End the iteration, and return the expected parameters that did not come."""
+        missing = [one for one in self._expected if one not in self._arrived]
+        self._is_open, self._arrived = False, set()
+        return missing
 
     def _exchange_used(
         self, params: Sequence[Tensor], device: torch.device

@@ -77,39 +77,10 @@ class RangeStepMixin(AveragedParams):
         """
         return self._local is not None and self._local.chains is not None
 
-    def begin_iteration(self) -> None:
-        """Begin an iteration, in which every owned range is stepped exactly once.
-
-        Raises:
-            RuntimeError: the last iteration did not end; names the ranges that were not stepped.
-        """
-        self._steps.begin_iteration()
-
-    def end_iteration(self) -> None:
-        """End an iteration.
-
-        Raises:
-            RuntimeError: names owned trainable parameters that were neither stepped nor declared
-                unused.
-        """
-        self._steps.end_iteration()
-        self.mark_stepped()
-
     def mark_stepped(self) -> None:
         """Note a step of all ranks: delete collected state, and let schedulers see the step."""
         self._collected = None  # also on a rank that owned nothing
         self._opt_called = True  # else torch's schedulers warn that there was no step
-
-    def skip(self, paths: Iterable[str]) -> None:
-        """Declare that these parameters have no gradient in this iteration.
-
-        Raises:
-            ValueError: an unknown path.
-        """
-        declared = list(paths)
-        for path in declared:
-            self.plan.index_of(path)
-        self._steps.skip(declared)
 
     def step_owned(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> None:
         """Step some ranges in place, with the current options of ``param_groups``.
@@ -124,7 +95,6 @@ class RangeStepMixin(AveragedParams):
             measured: the totals that the chain needs: see :meth:`measure`.
 
         Raises:
-            RuntimeError: a range that was stepped in this iteration already, or declared unused.
             ValueError: a range that this rank does not own; a gradient or an option that does not
                 fit. Nothing has changed.
 
@@ -142,7 +112,7 @@ class RangeStepMixin(AveragedParams):
         shards, given = self._own.match_ranges(gradients)
         self._collected = None
         self._find_memory(self.params if self.steps_at_once else gradients)
-        self._steps.step_some(shards, given, measured)
+        self._steps.step_every(given, measured, shards)
         self._memory.mark_changed(gradients)
 
     def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
