@@ -262,13 +262,13 @@ class ZeroHook:
         for _ in range(self._measured):
             if not self._addends:
                 self._addends = [self._zero.measure(one, measured=measured) for one, _ in steps]
-            measured.append(self._sum_addends(self._zero.summed))
+            measured.append(self._sum_addends())
         for owned, of_step in steps:
             self._step(owned, measured, of_step)
 
     def _clip(self, buckets: Sequence[ZeroBucket], *, without_data: bool) -> bool:
         """Unscale and clip gradients; return False if the step is skipped."""
-        squares = self._sum_addends(sum_vector).item()
+        squares = self._sum_addends().item()
         gradients = [gradient for one in buckets for gradient in one.gradients]
         return self._clipping.apply(gradients, squares, without_data=without_data)
 
@@ -285,7 +285,7 @@ class ZeroHook:
                 work = self._zero.gather_over(self._gathers, bucket.paths)
                 self._pending.update(dict.fromkeys(map(id, bucket.params), (bucket.params, work)))
 
-    def _sum_addends(self, summed: Callable[[Tensor], Tensor]) -> Tensor:
+    def _sum_addends(self) -> Tensor:
         """Return the total of all ranks' addends. Collective, over the transport of the gathers.
 
         DDP starts collectives at any time, and these must not mix with this sum. All ranks add the
@@ -294,7 +294,7 @@ class ZeroHook:
         """
         addends, self._addends = self._addends, []
         shape = addends[0].shape if addends else (len(self._zero.plan.specs),)
-        return summed(self._zero.sum_over_ranks(addends, shape, self._gathers))
+        return sum_vector(self._zero.sum_over_ranks(addends, shape, self._gathers))
 
 
 def _squared_norms(gradients: Gradients, plan: ShardPlan) -> Tensor:

@@ -17,7 +17,7 @@ from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport
 from sharding.zero.coalescing import Message
 from sharding.zero.gather import GatherWork, gather_views, plan_gather
-from sharding.zero.groups import Transports, sum_over_ranks, sum_vector, vectors_of
+from sharding.zero.groups import Transports, sum_over_ranks, sum_vector, vector_of
 from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.shard_optimizer import ShardOptimizer
@@ -133,7 +133,7 @@ class RangeStepMixin(AveragedParams):
         shards, given = self._own.match_ranges(gradients)
         self._find_memory(self.params if self.steps_at_once else gradients)
         addends, numbers = self._steps.addends(given, measured, shards)
-        return vectors_of(addends, self.plan, numbers)
+        return vector_of(addends, self.plan, numbers)
 
     def total(self, addends: Tensor) -> Tensor:
         """Return the sum over all parameters and ranks, for the argument ``measured``. Collective.
@@ -146,7 +146,7 @@ class RangeStepMixin(AveragedParams):
         Raises:
             TransportError: a rank died, or did not come; names it.
         """
-        return self.summed(self.sum_over_ranks([addends], addends.shape))
+        return sum_vector(self.sum_over_ranks([addends], addends.shape))
 
     def sum_over_ranks(
         self, vectors: Iterable[Tensor], shape: Sequence[int], transport: Transport | None = None
@@ -164,16 +164,6 @@ class RangeStepMixin(AveragedParams):
         device = self.join_device
         transport = self._sum_transports[device] if transport is None else transport
         return sum_over_ranks(vectors, shape, self.plan, transport, device)
-
-    def summed(self, vector: Tensor) -> Tensor:
-        """Return the sum over all parameters, in the order in which one process sums them.
-
-        Args:
-            vector: an entry for each parameter, in float64, on the CPU; or several such rows.
-        """
-        if vector.dim() > 1:
-            return torch.stack(list(map(self.summed, vector.unbind())))
-        return sum_vector(vector)
 
     def gather_ranges(self, paths: Iterable[str] | None = None) -> GatherWork:
         """Start to gather parameters, by default all trained parameters. Collective.
@@ -272,7 +262,7 @@ class RangeStepMixin(AveragedParams):
 
     def _total(self, addends: Mapping[str, Tensor], numbers: int) -> Tensor:
         """Return the total of addends by path, with ``numbers`` elements each; 0 for scalars."""
-        return self.total(vectors_of(addends, self.plan, numbers))
+        return self.total(vector_of(addends, self.plan, numbers))
 
     @property
     def _steps(self) -> ShardOptimizer:
