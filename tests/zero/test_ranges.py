@@ -131,6 +131,6 @@ def test_ranges_that_a_rank_does_not_own() -> None:
         refused("ValueError: this chain needs no total", zero.measure, every)
         step(every)
         zero.gather()
-        assert (weight.tolist(), bias.tolist()) == ([0.5] * 8, [0.0] * 2)
+        assert (weight.tolist(), bias.tolist()) == ([0.5] * 8, [0.5] * 2)
 
     LocalWorld(2).run(law)
