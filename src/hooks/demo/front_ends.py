@@ -1,5 +1,8 @@
 """Front-ends that the demo compares: ways to step a DDP model."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 import optree
 import torch
 from torch import Tensor, nn
@@ -142,3 +145,38 @@ WARMUP = 4
 LOCAL_SPREAD = 0.1
 """Largest relative difference from A's validation loss for local SGD that averages every 16 steps.
 """
+
+
+def _step_hook(ranks: int) -> list[ComparedRun]:
+    """Return runs with all-reduced gradients (A, B), and with sums in rank order (C).
+
+    For up to two ranks, both orders give equal sums.
+    """
+    why = (
+        "adds gradients in rank order, A in the order of its all-reduce: these sums differ by "
+        "rounding, and so do the runs"
+    )
+    zero = "ZeroRedundancyOptimizer, zero_step_hook"
+    return [
+        ComparedRun("A", "functional-optim, step-hook", StepHook, exact=True),
+        ComparedRun("B", "torch.optim.AdamW, after DDP", TorchAdamW, exact=True),
+        ComparedRun("C", zero, ZeroStepHook, exact=ranks <= 2, differs="" if ranks <= 2 else why),
+    ]
+
+
+def _local_sgd(ranks: int) -> list[ComparedRun]:
+    """Return a DDP run, and local SGD with frequent and with rare averages."""
+    runs = [ComparedRun("A", "torch.optim.AdamW, after DDP", TorchAdamW, exact=True)]
+    for name, period in (("B", 4), ("C", 16)):
+        build = partial(LocalSGD, period=period)
+        title = f"local SGD, a mean of parameters every {period} steps"
+        why = f"steps each rank by its own gradients, and averages every {period} steps"
+        runs.append(ComparedRun(name, title, build, exact=False, spread=LOCAL_SPREAD, differs=why))
+    return runs
+
+
+FRONT_ENDS: Mapping[str, Callable[[int], list[ComparedRun]]] = {
+    "step-hook": _step_hook,
+    "local-sgd": _local_sgd,
+}
+"""By the name of ``--front-end``: the runs to compare, for a number of ranks."""
