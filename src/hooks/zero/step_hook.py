@@ -13,7 +13,7 @@ from hooks.communication import Communication
 from hooks.zero.bucket import ZeroBucket, start_reduction
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
-from hooks.zero.forward_waits import ForwardWaits
+from hooks.zero.forward_waits import add_forward_waits
 from hooks.zero.zero_hook import ZeroHook, gather_device
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import make_transport
@@ -143,5 +143,5 @@ def zero_step_hook(
             if alive is not None:
                 alive.wait_for(params)
 
-        hook.handles += ForwardWaits(ddp.module, paths, wait_for).handles
+        hook.handles += add_forward_waits(ddp.module, paths, wait_for)
     return hook

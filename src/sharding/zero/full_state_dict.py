@@ -138,7 +138,9 @@ def _to_torch_states(
     layouts = StateLayouts(shards, zero.param_groups)
     for path, param, layout in layouts.named(zero.params, states):
         fields, late = layout.plain.dtypes, layout.starts_late
-        written = to_class_entries(states[path], shards.recipe.form, fields, starts_late=late)
+        written = to_class_entries(
+            states[path], shards.recipes.whole.form, fields, starts_late=late
+        )
         if written:
             number = numbers[id(param)]
             found[number] = {key: _like_param(one, param) for key, one in written.items()}

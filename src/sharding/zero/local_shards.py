@@ -27,7 +27,6 @@ class LocalShards:
         self, recipes: GroupRecipes, memory: ParameterMemory, plan: ShardPlan, rank: int
     ) -> None:
         self.recipes = recipes
-        self.recipe = recipes.whole
         self.states: MutableMapping[Tensor, dict[str, Any]] = defaultdict(dict)
         """torch's dicts of state, by the tensors in the groups of ``.optim``."""
         self.chains = ChainCache(recipes.of)
@@ -138,7 +137,7 @@ class LocalShards:
     def _has_frozen_state(self, shard: LocalShard) -> bool:
         """Return True if a shard has state even if it is not trained, as with torch's class."""
         known = shard.tensor.is_floating_point() or shard.tensor.is_complex()
-        return self.recipe.form.frozen and known
+        return self.recipes.whole.form.frozen and known
 
     def match_ranges(
         self, gradients: Gradients

@@ -31,7 +31,7 @@ from sharding.zero.norm import clip_gradients
 from sharding.zero.owned_groups import OwnedGroup, add_foreign_group, foreign_optimizer
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import named_params, parse_group, parse_params
-from sharding.zero.plan import agree_on_plan, build_plan, extend_plan, named_policy
+from sharding.zero.plan import agree_on_plan, build_plan, extend_plan
 from sharding.zero.shard_optimizer import ShardOptimizer, load_with_hooks
 from sharding.zero.step_agreement import StepWithOthers, agree_on_step
 
@@ -128,7 +128,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         given = parse_params(params)
         recipe = build_zero_recipe(optimizer_class, defaults, executor, overlap=overlap_with_ddp)
         self._recipes = None if recipe is None else GroupRecipes(recipe)
-        self._policy, self._built = named_policy(policy), False
+        self._policy, self._built = policy, False
         torch.optim.Optimizer.__init__(
             self, given, dict(defaults if recipe is None else recipe.defaults)
         )

@@ -66,7 +66,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         self._count = 0
         """Number of shards with state in these plans."""
         # torch adds to the defaults, so it gets a copy. It needs a group, which is not used.
-        super().__init__([{"params": []}], dict(shards.recipe.defaults))
+        super().__init__([{"params": []}], dict(shards.recipes.whole.defaults))
         self._write_shared()
         self.complete()
 
@@ -136,7 +136,7 @@ class ShardOptimizer(torch.optim.Optimizer):
     @property
     def measured_stages(self) -> int:
         """Number of totals over the gradients of all ranks that a step needs."""
-        return sum(map(needs_total, self.owned.recipe.optimizer.stages))
+        return sum(map(needs_total, self.owned.recipes.whole.optimizer.stages))
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         The result is the same on all ranks. With gates, it has parameters that were trained before,
         because a gate may have kept their gradients.
         """
-        if not has_gates(self.owned.recipe.optimizer.links):
+        if not has_gates(self.owned.recipes.whole.optimizer.links):
             return trained
         self._trained.update(trained)
         return {*self._trained}
@@ -212,7 +212,7 @@ class ShardOptimizer(torch.optim.Optimizer):
                     f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
                     f"{len(measured)}; make them with measure() and total()"
                 )
-            check_measured(self.owned.recipe.optimizer.stages, measured)
+            check_measured(self.owned.recipes.whole.optimizer.stages, measured)
             self.complete()
             plans = self._plans_of(shards)
             for call in plans.prepare(self.param_groups, gradients, measured):
@@ -233,7 +233,7 @@ class ShardOptimizer(torch.optim.Optimizer):
             self.complete()
             if not self.measured_stages:
                 raise ValueError("this chain needs no total over all gradients: step without it")
-            stages = self.owned.recipe.optimizer.stages
+            stages = self.owned.recipes.whole.optimizer.stages
             check_measured(stages, measured, asked=1)
             stage = [one for one in stages if needs_total(one)][len(measured)]
             found = self._plans_of(shards).addends(self.param_groups, gradients, measured)
