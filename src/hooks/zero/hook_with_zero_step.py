@@ -152,7 +152,7 @@ def _build_zero_hook(
     def communicate(
         own: ZeroHook, state: Any, bucket: dist.GradBucket, zero_bucket: ZeroBucket
     ) -> Communication:
-        with own.roll_call.on_failure(f"the inner hook of bucket {zero_bucket.number}"):
+        with own.guard(f"the inner hook of bucket {zero_bucket.number}"):
             return own.driver.communicate(inner, state, bucket)
 
     return ZeroHook(

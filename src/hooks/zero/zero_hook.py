@@ -22,7 +22,7 @@ from hooks.usage import may_leave_unused
 from hooks.zero.bucket import BucketCache, ZeroBucket
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
-from hooks.zero.roll_call import RollCall
+from hooks.zero.roll_call import missing_ranks_guard
 from sharding import ShardPlan, ZeroRedundancyOptimizer
 from sharding.transport import gather_group, make_transport
 from sharding.zero.gather import GatherWork
@@ -118,7 +118,8 @@ class ZeroHook:
         self._find_paths(ddp)
         # Parameters that are frozen now have no hook that would record their use.
         self._frozen = [path for path, param in zero.params.items() if not param.requires_grad]
-        self.roll_call = RollCall(ddp.process_group, self._device)
+        self.guard = missing_ranks_guard(ddp.process_group, self._device)
+        """Context for calls that wait for other ranks, which names missing ranks in errors."""
         self._entered: list[Tensor] = []
         self._waiting: list[tuple[ZeroBucket, Gradients]] = []
         """Buckets with reduced gradients, and the gradients by which this rank steps."""
@@ -169,8 +170,7 @@ class ZeroHook:
         def step(_: Tensor, used: Sequence[bool]) -> Tensor:
             return self._process(own, used, joining, without_data)
 
-        guard = self.roll_call.on_failure
-        return self.driver.run(bucket, position, own.paths, own.params, start, step, guard)
+        return self.driver.run(bucket, position, own.paths, own.params, start, step, self.guard)
 
     def _find_paths(self, ddp: DistributedDataParallel) -> None:
         """Find the parameters to step; ``zero`` may have more of them than before."""
