@@ -18,7 +18,7 @@ from sharding.transport.local import LocalTransport, LocalWorld
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.protocol import Work
 from sharding.zero import coalescing
-from sharding.zero.gather import GatherWork, plan_gather
+from sharding.zero.gather import plan_gather, start_gather
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import specs_of_groups
 from tests.choices import examples
@@ -119,10 +119,10 @@ def bucket_of(
 
 def gathering(
     transport: LocalTransport, plan: ShardPlan, bucket: ZeroBucket, memory: ParameterMemory
-) -> GatherWork:
+) -> Work:
     """Start gathering the parameters of a bucket."""
     messages = plan_gather(memory, plan, bucket.paths, transport.size)
-    return GatherWork(memory, messages, (), {torch.device("cpu"): transport}, in_flight=None)
+    return start_gather(memory, messages, (), {torch.device("cpu"): transport}, in_flight=None)
 
 
 def storage_id(plan: ShardPlan, bucket: ZeroBucket, *, in_buffers: bool = False) -> ParameterMemory:
@@ -254,7 +254,7 @@ def test_more_coalesced_messages_than_are_under_way() -> None:
         transport = Recorded(group)
         before = [param._version for param in params.values()]
         transports = {torch.device("cpu"): transport}
-        GatherWork(memory, messages, list(params), transports, in_flight=1).wait()
+        start_gather(memory, messages, list(params), transports, in_flight=1).wait()
         assert len(transport.flats) == len(messages)
         assert all(p._version > b for p, b in zip(params.values(), before, strict=True))
         owners = [shares.owners(path)[0].ranks[0] for path in params]

@@ -24,8 +24,7 @@ from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
 from hooks.zero.roll_call import missing_ranks_guard
 from sharding import ShardPlan, ZeroRedundancyOptimizer
-from sharding.transport import gather_group, make_transport
-from sharding.zero.gather import GatherWork
+from sharding.transport import Work, gather_group, make_transport
 from sharding.zero.groups import sum_vector, vector_of
 from sharding.zero.local_shards import Gradients
 from sharding.zero.norm import addends_of
@@ -36,7 +35,7 @@ RANGE = "functional_optim.zero_step"
 """Name of the steps of a bucket in traces of torch.profiler."""
 
 
-Pending = dict[int, tuple[tuple[Tensor, ...], GatherWork]]
+Pending = dict[int, tuple[tuple[Tensor, ...], Work]]
 """By ``id`` of a parameter: the parameters of its gather, which must not be used before its end."""
 
 Communicate = Callable[["ZeroHook", Any, dist.GradBucket, ZeroBucket], Communication]
@@ -325,7 +324,7 @@ def _finish_gathers(pending: Pending, handles: list[RemovableHandle]) -> None:
             )
 
 
-def _works(pending: Pending) -> list[GatherWork]:
+def _works(pending: Pending) -> list[Work]:
     """Return each gather once; a gather has several parameters."""
     return list({id(work): work for _, work in list(pending.values())}.values())
 

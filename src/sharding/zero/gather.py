@@ -4,7 +4,7 @@ In flat buffers, each rank owns one range of each buffer, which is sent without 
 large parameters are sent alone, and small ones are coalesced.
 """
 
-import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -15,8 +15,8 @@ from functional_optim.plan.leaf_by_leaf import view_leaf
 from functional_optim.plan.step_leaves import StepLeaf
 from sharding.ownership import Owner
 from sharding.shard_plan import ShardPlan
-from sharding.transport import Transport
-from sharding.transport.work import StreamEvent
+from sharding.transport import Transport, Work
+from sharding.transport.work import PendingWork
 from sharding.zero import coalescing
 from sharding.zero.coalescing import Message, OwnedTensor
 from sharding.zero.local_shard import LocalShard
@@ -51,8 +51,14 @@ def plan_gather(
     return coalescing.plan_messages(flats, small, plan.shard_ranks if size is None else size)
 
 
-class GatherWork:
-    """Gather in progress. The parameters are whole after :meth:`wait`.
+def start_gather(
+    memory: ParameterMemory,
+    messages: Sequence[Message],
+    paths: Sequence[str],
+    transports: Mapping[torch.device, Transport],
+    in_flight: int | None = IN_FLIGHT,
+) -> Work:
+    """Start to gather parameters. They are whole after ``wait()`` of the result.
 
     Unless all coalesced messages are in flight at once, they are sent one after another. Then every
     rank must wait, and all ranks in the same order.
@@ -64,56 +70,27 @@ class GatherWork:
         transports: over one group, by device.
         in_flight: maximum number of coalesced messages in flight; None for no limit.
     """
+    direct = [one.gather(transports[one.device]) for one in messages if one.is_direct]
+    left = deque(one for one in messages if not one.is_direct)
+    under_way: deque[Callable[[], object]] = deque()
+    """Functions that wait for coalesced messages."""
+    most = len(left) if in_flight is None else in_flight
 
-    def __init__(
-        self,
-        memory: ParameterMemory,
-        messages: Sequence[Message],
-        paths: Sequence[str],
-        transports: Mapping[torch.device, Transport],
-        in_flight: int | None = IN_FLIGHT,
-    ) -> None:
-        self._memory = memory
-        self._paths = paths
-        self._transports = transports
-        self._direct = [one.gather(transports[one.device]) for one in messages if one.is_direct]
-        """Functions that wait for direct messages."""
-        self._left = [one for one in messages if not one.is_direct]
-        self._in_flight = len(self._left) if in_flight is None else in_flight
-        self._under_way: list[Callable[[], object]] = []
-        """Functions that wait for coalesced messages."""
-        self._lock = threading.Lock()
-        self._done: list[StreamEvent] | None = None
-        self._launch()
+    def send() -> None:
+        while left and len(under_way) < most:
+            one = left.popleft()
+            under_way.append(one.gather(transports[one.device]))
 
-    def _launch(self) -> None:
-        """Send messages, up to the limit of messages in flight."""
-        while self._left and len(self._under_way) < self._in_flight:
-            one = self._left.pop(0)
-            self._under_way.append(one.gather(self._transports[one.device]))
+    def finish() -> None:
+        while under_way:
+            under_way.popleft()()
+            send()
+        for wait in direct:
+            wait()
+        memory.mark_changed(paths)
 
-    def wait(self) -> None:
-        """Wait until every parameter is whole. Any thread may call this, any number of times.
-
-        On an accelerator, this only orders the gather before later work on the current stream.
-
-        Raises:
-            TransportError: names the ranks that did not come.
-        """
-        with self._lock:
-            if self._done is not None:
-                for queued in self._done:  # the copies may be in the stream of another thread
-                    queued.wait()
-                return
-            while self._under_way:
-                self._under_way[0]()
-                del self._under_way[0]
-                self._launch()
-            for wait in self._direct:
-                wait()
-            self._direct = []
-            self._memory.mark_changed(self._paths)
-            self._done = list(map(StreamEvent, self._transports))
+    send()
+    return PendingWork(finish, transports)
 
 
 def gather_views(

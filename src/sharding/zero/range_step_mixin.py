@@ -14,9 +14,9 @@ from functional_optim.frontends.averaged_params import AveragedParams, Views
 from functional_optim.frontends.loss_scale import Scaling
 from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
-from sharding.transport import Transport
+from sharding.transport import Transport, Work
 from sharding.zero.coalescing import Message
-from sharding.zero.gather import GatherWork, gather_views, plan_gather
+from sharding.zero.gather import gather_views, plan_gather, start_gather
 from sharding.zero.groups import Transports, sum_over_ranks, sum_vector, vector_of
 from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
@@ -165,7 +165,7 @@ class RangeStepMixin(AveragedParams):
         transport = self._sum_transports[device] if transport is None else transport
         return sum_over_ranks(vectors, shape, self.plan, transport, device)
 
-    def gather_ranges(self, paths: Iterable[str] | None = None) -> GatherWork:
+    def gather_ranges(self, paths: Iterable[str] | None = None) -> Work:
         """Start to gather parameters, by default all trained parameters. Collective.
 
         Args:
@@ -179,9 +179,9 @@ class RangeStepMixin(AveragedParams):
         if (chosen, size) not in self._messages and len(self._messages) >= MOST_GATHERS:
             self._messages.clear()  # each step trains other parameters
         messages = self._messages_of(chosen, size)
-        return GatherWork(self._memory, messages, chosen, self._transports)
+        return start_gather(self._memory, messages, chosen, self._transports)
 
-    def gather_over(self, transport: Transport, paths: tuple[str, ...]) -> GatherWork:
+    def gather_over(self, transport: Transport, paths: tuple[str, ...]) -> Work:
         """Gather parameters over a transport of the caller; the same paths at every step.
 
         Autograd is not told about the writes: the caller knows when nothing reads the parameters.
@@ -192,7 +192,7 @@ class RangeStepMixin(AveragedParams):
         """
         messages = self._messages_of(paths, transport.size)
         transports = {self.params[paths[0]].device: transport}
-        return GatherWork(self._memory, messages, (), transports, in_flight=None)
+        return start_gather(self._memory, messages, (), transports, in_flight=None)
 
     def _messages_of(self, paths: tuple[str, ...], size: int) -> tuple[Message, ...]:
         """Return the messages that gather parameters, for their current memory."""
