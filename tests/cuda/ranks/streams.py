@@ -92,7 +92,7 @@ def background_means(iterations: int) -> dict[str, Any]:
             pending = means.launch([one])
             one.zero_()  # launch() has copied the tensor
             delay(chance)
-            (got,) = pending.wait()
+            (got,) = pending()
             kept = got.clone()
             got.fill_(-1.0)  # overwrite the memory of the mean after its use
             want = number + (size - 1) / 2
