@@ -43,7 +43,7 @@ def build_plan(
             parameters that cannot be cut.
     """
     if recipes is not None:
-        recipes.unmet.check()
+        recipes.check_selectors()
     check_dtypes(params, groups, recipes)
     specs = specs_of_groups(params, groups, group_kinds(recipes, groups))
     if given is None:
