@@ -16,8 +16,8 @@ from benchmarks.workloads import Size
 from functional_optim import BoundOptimizer, Optimizer, adamw
 from functional_optim.storage import CHOICES, PARAM_STORAGES, describe, stored
 from hooks.demo import text
-from hooks.demo.front_ends import HyperParameters
 from hooks.demo.model import Decoder, mean_loss
+from hooks.demo.run import HyperParameters
 from hooks.demo.settings import PEAK_LEARNING_RATE, Settings
 
 Tell = Callable[[str], object]

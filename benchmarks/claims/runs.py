@@ -25,8 +25,8 @@ from hooks.averaging import ModelAverager, OuterModelAverager, PeriodicModelAver
 from hooks.averaging.compression import Compression
 from hooks.averaging.contrib import Statistical
 from hooks.demo import text
-from hooks.demo.front_ends import HyperParameters
 from hooks.demo.model import Decoder, mean_loss
+from hooks.demo.run import HyperParameters
 from hooks.demo.settings import Settings
 
 REPLICAS = 4

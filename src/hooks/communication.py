@@ -11,7 +11,7 @@ import atexit
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -63,47 +63,41 @@ def start_all_reduce(
     return wait
 
 
-class AllReduceMean:
-    """Mean over ranks in progress, in place, with the same bits as torch's ``allreduce_hook``."""
+class Communication(NamedTuple):
+    """Communication of a bucket in progress."""
 
-    ready = True
-    """On an accelerator, waiting does not block the host."""
-
-    def __init__(self, group: dist.ProcessGroup, buffer: Tensor) -> None:
-        with torch.no_grad():
-            buffer.div_(group.size())
-        self._buffer = buffer
-        # gloo replaces the indices of a sparse tensor: the buffer would not see those of an alias.
-        self.block = start_all_reduce(buffer if buffer.is_sparse else buffer.detach(), group)
+    block: Callable[[], object]
+    """Waits for the communication. It may be called several times."""
+    finish: Callable[[], Tensor]
+    """Returns the reduced gradients, after the communication."""
+    ready: bool = True
+    """True if, on an accelerator, waiting does not block the host."""
 
     def wait(self) -> Tensor:
-        """Return the buffer, once it has the mean; raise RuntimeError if a rank is missing."""
-        self.block()
-        return self._buffer
-
-
-class HookResult:
-    """Result of a user's communication hook, possibly still in progress."""
-
-    def __init__(self, buffer: Tensor, future: Future[Any]) -> None:
-        self._buffer, self._future = buffer, future
-
-    @property
-    def ready(self) -> bool:
-        """Return True if waiting does not block the host."""
-        return self._future.done()
-
-    def block(self) -> None:
-        self._future.wait()
-
-    def wait(self) -> Tensor:
-        """Return the bucket's own buffer with the result, or the result itself if it is sparse.
+        """Return the bucket's own buffer, reduced, or another tensor if it is sparse.
 
         Raises:
-            ValueError: the result cannot be the bucket's gradients.
-            RuntimeError: the error of the hook.
+            ValueError: the result of a user's hook cannot be the bucket's gradients.
+            RuntimeError: a rank is missing; the error of a user's hook.
         """
-        buffer, result = self._buffer, self._future.wait()
+        self.block()
+        return self.finish()
+
+
+def start_mean(group: dist.ProcessGroup, buffer: Tensor) -> Communication:
+    """Start the mean over ranks, in place, with the same bits as torch's ``allreduce_hook``."""
+    with torch.no_grad():
+        buffer.div_(group.size())
+    # gloo replaces the indices of a sparse tensor: the buffer would not see those of an alias.
+    block = start_all_reduce(buffer if buffer.is_sparse else buffer.detach(), group)
+    return Communication(block, lambda: buffer)
+
+
+def communication_of(buffer: Tensor, future: Future[Any]) -> Communication:
+    """Return the communication that a user's hook has started."""
+
+    def finish() -> Tensor:
+        result = future.wait()
         tensor = result[0] if isinstance(result, (list, tuple)) else result
         if not isinstance(tensor, Tensor) or tensor.numel() != buffer.numel():
             is_tensor = isinstance(tensor, Tensor)
@@ -119,5 +113,4 @@ class HookResult:
                 buffer.copy_(tensor.view_as(buffer))
         return buffer
 
-
-Communication = AllReduceMean | HookResult
+    return Communication(future.wait, finish, future.done())

@@ -1,12 +1,11 @@
 """Driver of all hooks that step: add a bucket, communicate it, step it, or fail.
 
-For each bucket, DDP's thread calls :meth:`BucketDriver.position_of`,
-:meth:`~BucketDriver.add_bucket`, :meth:`~BucketDriver.exchange_used`,
-:meth:`~BucketDriver.communicate` and :meth:`~BucketDriver.submit`, in this order. The work queue
-then runs the step. Only the step itself differs between hooks.
+For each bucket, DDP's thread calls :meth:`BucketDriver.position_of` and :meth:`BucketDriver.run`.
+The work queue then runs the step. Only communication and step differ between hooks.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,17 +16,16 @@ from torch.futures import Future
 
 from functional_optim.core.format import format_names
 from hooks.buckets import BucketPosition, BucketPositions
-from hooks.communication import AllReduceMean, Communication, HookResult
+from hooks.communication import Communication, communication_of, start_mean
 from hooks.group_lifetime import keep_group_alive
 from hooks.usage import Usage
 from hooks.work_queue import work_queue_of
 from hooks.zero_grad_check import ZeroGradCheck
-from sharding.zero.iteration import Iteration
 
 Hook = Callable[[Any, dist.GradBucket], Future[Any]]
 """DDP communication hook, as ``register_comm_hook`` takes it."""
-WaitUsed = Callable[[], list[bool]]
-"""Function that waits, and returns for each parameter True if it is to be stepped."""
+Guard = Callable[[str], AbstractContextManager[object]]
+"""Function of an operation, for errors, that returns a context for calls that wait for ranks."""
 
 
 class BucketDriver:
@@ -61,7 +59,10 @@ class BucketDriver:
         self._cleared = ZeroGradCheck(watched.values(), all_of_them=may_leave_unused)
         self._expected: list[str] = []
         """The parameters that every iteration brings once."""
-        self._iteration: Iteration[str] = Iteration()
+        self._is_open = False
+        """True from the first parameter of an iteration to the last bucket."""
+        self._arrived: set[str] = set()
+        """The parameters that the open iteration has brought so far."""
         self._backward = -1
         self._names_of_backward: set[str] = set()
         """The parameters that the backward pass of this number has brought so far."""
@@ -73,11 +74,53 @@ class BucketDriver:
 
     def expect(self, names: Iterable[str]) -> None:
         """Expect each of these parameters once in every iteration from now on."""
-        self._expected, self._iteration = sorted(set(names)), Iteration()
+        self._expected = sorted(set(names))
+        self._close()
 
     def position_of(self, bucket: dist.GradBucket) -> BucketPosition:
         """Return the position of a bucket. Call it once per bucket, in order of arrival."""
         return self._positions.position_of(bucket)
+
+    def run(
+        self,
+        bucket: dist.GradBucket,
+        position: BucketPosition,
+        names: Sequence[str],
+        params: Sequence[Tensor],
+        start: Callable[[], Communication],
+        step: Callable[[Tensor, list[bool]], Tensor],
+        guard: Guard = nullcontext,
+    ) -> Future[Tensor]:
+        """Communicate a bucket, and queue its step.
+
+        Args:
+            bucket: as DDP passes it.
+            position: of the bucket.
+            names: of the parameters that the hook steps.
+            params: whose use is exchanged between ranks.
+            start: starts the communication.
+            step: gets the reduced gradients, and for each of ``params`` True if any rank used it.
+                It returns the tensor that DDP copies into the gradients.
+            guard: context for calls that wait for other ranks.
+
+        Returns:
+            The future that the hook returns: see :meth:`submit`.
+
+        Raises:
+            RuntimeError: as for :meth:`add_bucket`.
+        """
+        self.add_bucket(position, names)
+        what, device = f"the communication of bucket {position.number}", bucket.buffer().device
+        with guard(what):
+            wait_used = self._exchange_used(params, device)
+        communication = start()
+
+        def job() -> Tensor:
+            with guard(what):
+                reduced, used = communication.wait(), wait_used()
+            return step(reduced, used)
+
+        return self.submit(position.number, job, device, ready=communication.ready)
 
     def add_bucket(self, position: BucketPosition, names: Sequence[str]) -> None:
         """Add a bucket with these parameters; with the last bucket, check that all parameters came.
@@ -88,28 +131,30 @@ class BucketDriver:
                 bucket, a parameter that never came in the last iteration; with the last bucket, a
                 parameter that did not come.
         """
-        iteration, self._is_last = self._iteration, position.last
+        self._is_last = position.last
         if position.number == 0:
             self._failures = []  # jobs of the previous iteration keep the old list
             self._before = None
-        # An iteration is open from its first parameter on.
-        if position.number == 0 if iteration.is_open else names:
-            iteration.begin(self._expected)
+        if position.number == 0 and self._is_open:
+            raise RuntimeError(
+                "the last iteration ended before everything was stepped; never stepped: "
+                f"{format_names(self._close())}. A backward pass failed or was cut short: restart "
+                "from a checkpoint, since ranks may differ now"
+            )
+        self._is_open = self._is_open or bool(names)
         if position.backward != self._backward or position.backward < 0:
             self._backward, self._names_of_backward = position.backward, set()
-        repeated = iteration.find_repeated(names)
-        if repeated is None:
-            repeated = next((one for one in names if one in self._names_of_backward), None)
+        repeated = self._find_repeated(names)
         if repeated is not None:
-            iteration.close(())
+            self._close()
             raise RuntimeError(
                 f"the parameter {repeated!r} came twice in one iteration and would be stepped "
                 "twice; register one step hook per parameter, on one DDP module"
             )
-        iteration.add(names)
+        self._arrived.update(names)
         self._names_of_backward.update(names)
         if position.last:
-            missing = iteration.close(self._expected)
+            missing = self._close()
             if missing:
                 raise RuntimeError(
                     "these parameters were in no bucket and were never stepped: "
@@ -118,7 +163,24 @@ class BucketDriver:
                 )
             self._cleared.end_iteration()
 
-    def exchange_used(self, params: Sequence[Tensor], device: torch.device) -> WaitUsed:
+    def _find_repeated(self, names: Sequence[str]) -> str | None:
+        """Return the first parameter that came before, or occurs twice; None if there is none."""
+        seen = self._arrived | self._names_of_backward
+        for one in names:
+            if one in seen:
+                return one
+            seen.add(one)
+        return None
+
+    def _close(self) -> list[str]:
+        """End the iteration, and return the expected parameters that did not come."""
+        missing = [one for one in self._expected if one not in self._arrived]
+        self._is_open, self._arrived = False, set()
+        return missing
+
+    def _exchange_used(
+        self, params: Sequence[Tensor], device: torch.device
+    ) -> Callable[[], list[bool]]:
         """Start to ask which of these parameters any rank used.
 
         Called before the bucket is communicated: collectives must start in the same order on all
@@ -137,12 +199,10 @@ class BucketDriver:
         and free the hook's callback.
         """
         if inner is allreduce_hook and (state is None or isinstance(state, dist.ProcessGroup)):
-            found: Communication = AllReduceMean(
-                self.group if state is None else state, bucket.buffer()
-            )
+            found = start_mean(self.group if state is None else state, bucket.buffer())
         else:
             keep_group_alive(self, self.group)
-            found = HookResult(bucket.buffer(), inner(state, bucket))
+            found = communication_of(bucket.buffer(), inner(state, bucket))
         if self._in_order and self._is_last:
             found.block()  # before collectives that DDP starts at the end of backward
         self._before = found if self._in_order and not self._is_last else None

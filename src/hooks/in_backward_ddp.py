@@ -9,6 +9,7 @@ the user passes such a module, backward raises an error.
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +29,7 @@ from functional_optim._torch import (
 )
 from functional_optim.core.dynamo import disable_compile
 from hooks.buckets import bucket_gradients, reduced_parameters
-from hooks.communication import Communication
-from hooks.driver import BucketDriver, WaitUsed
+from hooks.driver import BucketDriver
 from hooks.usage import may_leave_unused
 
 Module = DistributedDataParallel
@@ -280,22 +280,15 @@ class BackwardStepper:
             # Queued twice: DDP queues its last callback after this one, but before callbacks that
             # are queued at the end of backward.
             queue_callback(lambda: queue_callback(self._clear))
-        params, buffer = bucket.parameters(), bucket.buffer()
+        params = bucket.parameters()
         own = [self._own[id(param)] for param in params if id(param) in self._own]
-        self._driver.add_bucket(position, own)
-        wait_used = self._driver.exchange_used(params, buffer.device)
-        communication = self._driver.communicate(allreduce_hook, None, bucket)
-        return self._driver.submit(
-            position.number, lambda: self._step(communication, wait_used, params), buffer.device
-        )
+        start = partial(self._driver.communicate, allreduce_hook, None, bucket)
+        return self._driver.run(bucket, position, own, params, start, partial(self._step, params))
 
     @disable_compile
-    def _step(
-        self, communication: Communication, wait_used: WaitUsed, params: Sequence[Tensor]
-    ) -> Tensor:
-        buffer = communication.wait()
+    def _step(self, params: Sequence[Tensor], buffer: Tensor, used: Sequence[bool]) -> Tensor:
         gradients = bucket_gradients(buffer, params)
-        for param, gradient, is_used in zip(params, gradients, wait_used(), strict=True):
+        for param, gradient, is_used in zip(params, gradients, used, strict=True):
             if not is_used or id(param) not in self._own:
                 continue
             # Kept until the end of backward: DDP copies the bucket to .grad, now onto itself.

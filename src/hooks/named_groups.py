@@ -1,7 +1,7 @@
 """TorchOptimizer that steps some of its parameters at a time, with gradients as arguments."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -16,16 +16,11 @@ from functional_optim.plan.leaf_by_leaf import check_leaf
 from functional_optim.plan.shared_numbers import check_shared
 from functional_optim.plan.step_leaves import StepLeaf
 
+_Bucket = tuple[list[tuple[int, list[Tensor], list[str]]], GroupSteps]
+"""For each parameter group its number, and its parameters and names in a bucket; their plans."""
+
 PLANS = 64
 """Number of buckets for which plans are kept."""
-
-
-class _Bucket(NamedTuple):
-    """Parameters that are stepped together, and their plans."""
-
-    parts: list[tuple[int, list[Tensor], list[str]]]
-    """For each parameter group: its number, and the parameters and names in the bucket."""
-    steps: GroupSteps
 
 
 class NamedGroups(TorchOptimizer):
@@ -72,16 +67,15 @@ class NamedGroups(TorchOptimizer):
         by_id = {id(self._by_name[k]): one for k, one in zip(names, gradients, strict=True)}
         groups, steps = self._groups(), self._steps
         if not self._chains.has_shared:  # otherwise step all, some without gradients
-            bucket = self._bucket_of(tuple(names))
-            groups = [Group(groups[k].hypers, own, keys, k) for k, own, keys in bucket.parts]
-            steps = bucket.steps
+            parts, steps = self._bucket_of(tuple(names))
+            groups = [Group(groups[k].hypers, own, keys, k) for k, own, keys in parts]
 
         def gradients_of(params: list[Tensor]) -> list[Tensor | None]:
             return [by_id.get(id(param)) for param in params]
 
         steps.step(self._chains.current_groups(groups, self.state, self._leaf_states, gradients_of))
 
-    def _bucket_of(self, names: tuple[str, ...]) -> "_Bucket":
+    def _bucket_of(self, names: tuple[str, ...]) -> _Bucket:
         found = self._buckets.get(names)
         if found is None:
             if len(self._buckets) >= PLANS:
@@ -90,7 +84,7 @@ class NamedGroups(TorchOptimizer):
             for name in names:
                 own.setdefault(self._group_of[name], []).append(name)
             parts = [(k, [self._by_name[one] for one in some], some) for k, some in own.items()]
-            found = self._buckets[names] = _Bucket(parts, GroupSteps(self._optimizer.executor))
+            found = self._buckets[names] = parts, GroupSteps(self._optimizer.executor)
         return found
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, overload
 
 import torch.distributed as dist
@@ -141,15 +142,11 @@ def build_hook(
             name = optimizer_state.name_of(param)
             if name is not None:
                 own.append((name, param, gradient))
-        driver.add_bucket(position, [name for name, _, _ in own])
-        wait_used = driver.exchange_used([param for _, param, _ in own], buffer.device)
-        communication = driver.communicate(inner_hook, state, bucket)
 
-        def step() -> Tensor:
+        def step(reduced: Tensor, used: list[bool]) -> Tensor:
             if position.number == 0:
                 waiting.clear()
-            reduced = communication.wait()
-            for (name, _, gradient), is_used in zip(own, wait_used(), strict=True):
+            for (name, _, gradient), is_used in zip(own, used, strict=True):
                 if is_used:  # a sparse result has no views
                     waiting.append((name, reduced if reduced.is_sparse else gradient))
             if position.last or not optimizer_state.measured:
@@ -160,7 +157,9 @@ def build_hook(
                 optimizer_state.end_iteration()
             return reduced
 
-        return driver.submit(position.number, step, buffer.device, ready=communication.ready)
+        names, own_params = [name for name, _, _ in own], [param for _, param, _ in own]
+        start = partial(driver.communicate, inner_hook, state, bucket)
+        return driver.run(bucket, position, names, own_params, start, step)
 
     return hook
 

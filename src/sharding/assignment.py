@@ -31,7 +31,13 @@ def find_policy(policy: str | Policy) -> tuple[str, Policy]:
         raise TypeError(
             f"policy must be a name or a function of a Problem, got {format_value(policy)}"
         )
-    return str(getattr(policy, "__name__", policy)), policy
+    return _name_of(policy), policy
+
+
+def _name_of(policy: Any) -> str:
+    """Return the name of the policy in a partial or wrapped function: the same on all ranks."""
+    inner = getattr(policy, "func", getattr(policy, "__wrapped__", None))
+    return str(getattr(policy, "__name__", policy)) if inner is None else _name_of(inner)
 
 
 def cost_model(optimizer: OptimizerOrFactory | None, cost: Cost | None, *, has_time: bool) -> Cost:
@@ -122,7 +128,7 @@ def _check_options(policy: Policy, problem: Problem, options: Mapping[str, Any])
     try:
         signature.bind(problem, **options)
     except TypeError as error:
-        name = getattr(policy, "__name__", "policy")
+        name = _name_of(policy)
         raise TypeError(
             f"the policy {name!r}: {error}; options are arguments of plan(), and elsewhere go into "
             f"policy=functools.partial(sharding.POLICIES[{name!r}], ...)"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from functional_optim.core.format import format_value
-from sharding.optimizer_costs import OptimizerOrFactory, flop_weights, state_weights
+from sharding.optimizer_costs import OptimizerOrFactory, flop_weight, state_weight, weigh
 from sharding.spec import ParameterSpec
 from sharding.weights import Costs, Weight, Weights
 
@@ -78,7 +78,7 @@ class ByteCost:
         if self.optimizer is None:
             states: Sequence[Weight] = [nothing] * len(specs)
         else:
-            states = state_weights(specs, self.optimizer)
+            states = weigh(specs, self.optimizer, state_weight)
         sums: dict[tuple[Weight, int], Weight] = {}
         weights = []
         for spec, own in zip(specs, states, strict=True):
@@ -120,7 +120,7 @@ class FlopCost:
 
     def __call__(self, specs: Sequence[ParameterSpec]) -> Weights:
         nothing = Weight(0)
-        pairs = zip(specs, flop_weights(specs, self.optimizer), strict=True)
+        pairs = zip(specs, weigh(specs, self.optimizer, flop_weight), strict=True)
         return Weights.of_each([one if spec.requires_grad else nothing for spec, one in pairs])
 
 

@@ -87,27 +87,14 @@ The last argument is True if the stages need the whole tensor.
 """
 
 
-def state_weights(specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory) -> list[Weight]:
-    """Return the bytes of state of each parameter, as a function of the elements in a piece.
-
-    Raises:
-        ValueError: the state of a pointwise rule is not linear in the number of elements.
-    """
-    return _weights(specs, optimizer, _state_weight)
-
-
-def flop_weights(specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory) -> list[Weight]:
-    """Return the operations of a step of each parameter, as a function of its elements.
-
-    Raises:
-        ValueError: a rule multiplies matrices and declares no FLOPs.
-    """
-    return _weights(specs, optimizer, _flop_weight)
-
-
-def _weights(
-    specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory, weigh: WeightFunction
+def weigh(
+    specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory, function: WeightFunction
 ) -> list[Weight]:
+    """Return the weight of each parameter by a function, as a function of the elements in a piece.
+
+    Raises:
+        ValueError: as for :func:`state_weight` and :func:`flop_weight`.
+    """
     weights: list[Weight] = [Weight(0)] * len(specs)
     for one, indices in by_optimizer(specs, optimizer):
         kind = kind_of(one)
@@ -121,7 +108,7 @@ def _weights(
             key = (id(hypers), spec.dtype, spec.shape if whole else None, parts)
             if key not in known:
                 own = unsplit_hypers(spec, one.stages, hypers)
-                known[key] = weigh(spec, one.stages, own, whole)
+                known[key] = function(spec, one.stages, own, whole)
             weights[index] = known[key]
     return weights
 
@@ -148,18 +135,21 @@ def unsplit_hypers(
     return found
 
 
-def _flop_weight(
+def flop_weight(
     spec: ParameterSpec, stages: Sequence[Stage], hypers: Sequence[Any], is_whole: bool
 ) -> Weight:
+    """Return the operations of a step. Raise ValueError if a rule multiplies and declares none."""
     if is_whole:
         return Weight(0, per_piece=step_flops(stages, hypers, spec.shape))
     count = step_flops(stages, hypers, (COUNTED,))
     return Weight(-(-count // COUNTED))
 
 
-def _state_weight(
+def state_weight(
     spec: ParameterSpec, stages: Sequence[Stage], hypers: Sequence[Any], is_whole: bool
 ) -> Weight:
+    """Return the bytes of state. Raise ValueError if they are not linear in the elements."""
+
     def nbytes(*shape: int) -> int:
         param = torch.empty(shape, dtype=spec.dtype, device="meta")
         with torch.no_grad():

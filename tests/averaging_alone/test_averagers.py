@@ -36,7 +36,7 @@ def tensors(rank: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
 
 def means(world: LocalWorld, dtype: torch.dtype, **options: Any) -> list[list[Tensor]]:
     return world.run(
-        lambda group: RankMeans(group, **options).launch(tensors(group.rank(), dtype)).wait()
+        lambda group: RankMeans(group, **options).launch(tensors(group.rank(), dtype))()
     )
 
 
@@ -80,7 +80,7 @@ def test_any_bucket_size_gives_the_bits_of_one_bucket(
 
 def test_large_numbers_of_float16_have_a_mean() -> None:
     big = torch.full((3,), 60_000.0, dtype=torch.float16)
-    for rank in LocalWorld(4).run(lambda group: RankMeans(group).launch([big]).wait()):
+    for rank in LocalWorld(4).run(lambda group: RankMeans(group).launch([big])()):
         assert torch.equal(rank[0], big)
 
 

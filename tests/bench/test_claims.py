@@ -32,8 +32,8 @@ from benchmarks.claims.runs import (
     train,
 )
 from hooks import PeriodicModelAverager
-from hooks.demo.front_ends import HyperParameters
 from hooks.demo.model import Decoder
+from hooks.demo.run import HyperParameters
 from tests.choices import case
 
 FEW = TINY._replace(steps=16)

@@ -6,23 +6,14 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from hooks.demo import text
-from hooks.demo.front_ends import (
-    FRONT_ENDS,
-    ComparedRun,
-    FrontEnd,
-    HyperParameters,
-    LocalSGD,
-    StepHook,
-    TorchAdamW,
-    ZeroStepHook,
-    tensor_bytes,
-)
+from hooks.demo.front_ends import FRONT_ENDS, LocalSGD, StepHook, TorchAdamW, ZeroStepHook
 from hooks.demo.model import Decoder
-from hooks.demo.run import DemoRun, compare
+from hooks.demo.run import ComparedRun, HyperParameters, Run, compare, tensor_bytes
 from hooks.demo.settings import Settings
 
 
@@ -35,13 +26,13 @@ def batches(count: int, tokens: int, context: int) -> Iterator[text.Batch]:
 
 @pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("tried", [StepHook, ZeroStepHook, partial(LocalSGD, period=2)])
-def test_it_gives_what_torch_gives_to_the_last_bit(tried: Callable[..., FrontEnd]) -> None:
+def test_it_gives_what_torch_gives_to_the_last_bit(tried: Callable[..., Run]) -> None:
     hyper = HyperParameters(Settings(steps=12).learning_rate)
     runs = []
     for make in (tried, TorchAdamW):
         torch.manual_seed(0)
         model = Decoder(30, context=8, width=24, heads=2, blocks=1)
-        runs.append(DemoRun(ComparedRun("", "", make, exact=True), model, hyper))
+        runs.append(make(ComparedRun("", "", make, exact=True), model, hyper))
     begin = runs[0].flat_parameters()
     for batch in batches(4, 30, 8):
         for run in runs:
@@ -51,18 +42,20 @@ def test_it_gives_what_torch_gives_to_the_last_bit(tried: Callable[..., FrontEnd
     assert compare(ours.flat_parameters(), by_torch.flat_parameters()).same_bits
     assert ours.losses == by_torch.losses
     assert ours.gradient_bytes == 4 * len(begin)
-    assert ours.front_end.sent_bytes(100.0, 3) == by_torch.front_end.sent_bytes(100.0, 3) == 300
+    assert ours.sent_bytes(100.0, 3) == by_torch.sent_bytes(100.0, 3) == 300
     # AdamW has two averages of the parameters' size, and a few step counts.
-    assert 8 * len(begin) <= ours.front_end.state_bytes() <= 8 * len(begin) + 1000
-    assert 8 * len(begin) <= by_torch.front_end.state_bytes() <= 8 * len(begin) + 1000
+    assert 8 * len(begin) <= ours.state_bytes() <= 8 * len(begin) + 1000
+    assert 8 * len(begin) <= by_torch.state_bytes() <= 8 * len(begin) + 1000
 
 
-class _CountBuckets(FrontEnd):
+class _CountBuckets(Run):
     """Front-end that only records the index of each bucket."""
 
-    def __init__(self, ddp: DistributedDataParallel, hyper: HyperParameters) -> None:
+    def __init__(self, spec: ComparedRun, model: nn.Module) -> None:
+        super().__init__(spec, model)
         self.seen: list[int] = []
-        ddp.register_comm_hook(None, self._hook)
+        assert isinstance(self.model, DistributedDataParallel)
+        self.model.register_comm_hook(None, self._hook)
 
     def _hook(self, state: None, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         self.seen.append(bucket.index())
@@ -77,12 +70,11 @@ class _CountBuckets(FrontEnd):
 @pytest.mark.usefixtures("world_of_one")
 def test_the_model_is_stepped_in_several_buckets() -> None:
     way = ComparedRun("", "", _CountBuckets, exact=True)
-    run = DemoRun(way, Decoder(95), HyperParameters(Settings().learning_rate))
-    for batch in batches(2, 95, run.ddp.module.context):
+    model = Decoder(95)
+    run = _CountBuckets(way, model)
+    for batch in batches(2, 95, model.context):
         run.step(batch)
-    front_end = run.front_end
-    assert isinstance(front_end, _CountBuckets)
-    assert max(front_end.seen) >= 3
+    assert max(run.seen) >= 3
 
 
 def test_memory_that_is_shared_counts_once_and_whole() -> None:

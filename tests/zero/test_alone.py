@@ -83,9 +83,9 @@ def remove_a_group(groups: list[dict[str, Any]]) -> None:
         (remove_a_group, r"'1.0' was in param_groups\[1\] .* is in no group now"),
     ],
 )
-@pytest.mark.parametrize("iterations", [False, True])
+@pytest.mark.parametrize("hooked", [False, True])
 def test_parameters_that_are_changed_in_groups_by_hand_are_refused(
-    change: Callable[[Any], None], told: str, iterations: bool
+    change: Callable[[Any], None], told: str, hooked: bool
 ) -> None:
     """Who steps which parameter is fixed by the plan: before, such a change had no effect."""
     one, two, three, four = params(3, 2, 2, 1)
@@ -98,7 +98,7 @@ def test_parameters_that_are_changed_in_groups_by_hand_are_refused(
     before = [param.tolist() for param in (one, two, three, four)]
     change(zero.param_groups)
     with pytest.raises(ValueError, match=f"{told}.*put 'params' back"):
-        zero.begin_iteration() if iterations else step(zero)
+        zero.check_groups() if hooked else step(zero)
     assert [param.tolist() for param in (one, two, three, four)] == before
 
 

@@ -73,12 +73,10 @@ def test_ranges_in_any_order_are_one_process(
             mine = [one for one in zero.owned if one.path in params and one.path not in unused]
             wanted = [given(one, grads[one.path]) for one in mine]
             chance.shuffle(wanted)
-            zero.begin_iteration()
-            zero.skip(unused)
             totals = measured(zero, wanted)
             for one in wanted:
                 zero.step_owned(one, measured=totals)
-            zero.end_iteration()
+            zero.mark_stepped()
             zero.gather()
             came = {path: None if path in unused else grad for path, grad in grads.items()}
             params, state = stepper.update(params, came, state)
@@ -93,8 +91,8 @@ def test_ranges_in_any_order_are_one_process(
     LocalWorld(3).run(law)
 
 
-def test_account_of_an_iteration() -> None:
-    """Calls that do not fit the iteration are refused, and change nothing."""
+def test_ranges_that_a_rank_does_not_own() -> None:
+    """They are refused, as are gradients that do not fit, and nothing changes."""
 
     def law(group: LocalGroup) -> None:
         weight, bias = (torch.nn.Parameter(torch.ones(size)) for size in (8, 2))
@@ -131,29 +129,8 @@ def test_account_of_an_iteration() -> None:
         wide = torch.ones(stop - start).double()
         refused("torch.float64", step, {"weight": [(start, stop, wide)]})
         refused("ValueError: this chain needs no total", zero.measure, every)
-        refused("RuntimeError: there is no iteration to end", zero.end_iteration)
-        refused("ValueError: this plan has no parameter 'nothing'", zero.skip, ["nothing"])
-        zero.begin_iteration()
         step(every)
-        again = f"elements [{start}, {stop}) of the parameter 'weight' were stepped"
-        refused(again, step, {"weight": every["weight"]})
-        zero.end_iteration()
-        zero.begin_iteration()
-        refused("never stepped in this iteration: 'weight'", zero.end_iteration)
-        zero.begin_iteration()
-        refused("never stepped: 'weight'", zero.begin_iteration)
-        zero.begin_iteration()
-        zero.skip(["weight"])
-        refused("'weight' was declared unused", step, {"weight": every["weight"]})
-        step({path: own for path, own in every.items() if path == "bias"})
-        zero.end_iteration()
-        for param in zero.params.values():
-            param.requires_grad_(False)
-        zero.begin_iteration()
-        zero.end_iteration()  # no parameter is trainable
-        for param in zero.params.values():
-            param.requires_grad_(True)
         zero.gather()
-        assert (weight.tolist(), bias.tolist()) == ([0.5] * 8, [0.0] * 2)
+        assert (weight.tolist(), bias.tolist()) == ([0.5] * 8, [0.5] * 2)
 
     LocalWorld(2).run(law)

@@ -18,7 +18,7 @@ from sharding.transport.local import LocalTransport, LocalWorld
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.protocol import Work
 from sharding.zero import coalescing
-from sharding.zero.gather import GatherWork, plan_gather
+from sharding.zero.gather import plan_gather, start_gather
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import specs_of_groups
 from tests.choices import examples
@@ -119,10 +119,10 @@ def bucket_of(
 
 def gathering(
     transport: LocalTransport, plan: ShardPlan, bucket: ZeroBucket, memory: ParameterMemory
-) -> GatherWork:
+) -> Work:
     """Start gathering the parameters of a bucket."""
     messages = plan_gather(memory, plan, bucket.paths, transport.size)
-    return GatherWork(memory, messages, (), {torch.device("cpu"): transport}, in_flight=None)
+    return start_gather(memory, messages, (), {torch.device("cpu"): transport}, in_flight=None)
 
 
 def storage_id(plan: ShardPlan, bucket: ZeroBucket, *, in_buffers: bool = False) -> ParameterMemory:
@@ -249,13 +249,13 @@ def test_more_coalesced_messages_than_are_under_way() -> None:
         shares = plan(specs, 2)
         memory = ParameterMemory(params, shares, in_buffers=False)
         messages = plan_gather(memory, shares, params)
-        assert len(messages.coalesced) > 2 and not messages.direct
-        assert all(one.length <= coalescing.MAX_COALESCED for one in messages.coalesced)
+        assert len(messages) > 2 and not any(one.is_direct for one in messages)
+        assert all(one.ranges[-1][1] <= coalescing.MAX_COALESCED for one in messages)
         transport = Recorded(group)
         before = [param._version for param in params.values()]
         transports = {torch.device("cpu"): transport}
-        GatherWork(memory, messages, list(params), transports, in_flight=1).wait()
-        assert len(transport.flats) == len(messages.coalesced)
+        start_gather(memory, messages, list(params), transports, in_flight=1).wait()
+        assert len(transport.flats) == len(messages)
         assert all(p._version > b for p, b in zip(params.values(), before, strict=True))
         owners = [shares.owners(path)[0].ranks[0] for path in params]
         return [

@@ -17,10 +17,9 @@ def zero_of(group: dist.ProcessGroup) -> ZeroRedundancyOptimizer:
 
 def iterate(zero: ZeroRedundancyOptimizer) -> None:
     """Make the calls of a hook, on a rank that owns nothing too."""
-    zero.begin_iteration()
     if zero.owned:
         zero.step_owned({"w": [(0, 4, torch.ones(4))]})
-    zero.end_iteration()
+    zero.mark_stepped()
 
 
 def test_an_iteration_drops_it_on_every_rank() -> None:

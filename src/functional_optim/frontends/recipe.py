@@ -14,8 +14,7 @@ from functional_optim.core.format import format_value
 from functional_optim.core.hyper import are_unchanged
 from functional_optim.core.links import replace_values
 from functional_optim.core.stage import Stage
-from functional_optim.core.unmatched_selectors import UnmatchedSelectors
-from functional_optim.frontends.group_parts import GroupPart, divide_group, needs_groups
+from functional_optim.frontends.group_parts import needs_groups
 from functional_optim.frontends.registry import (
     as_functional_optim,
     call_factory,
@@ -108,16 +107,6 @@ class ComposedRecipe:
         """Return a recipe that can be pickled, since selectors become lists of these parameters."""
         shapes = {(name,): tuple(param.shape) for name, param in params.items()}
         return ComposedRecipe(list_paths(self.optimizer, shapes))
-
-    def parts(
-        self, group: Mapping[str, Any], first: int, selectors: UnmatchedSelectors
-    ) -> list[tuple[GroupPart, Recipe]]:
-        """Divide a group into groups with one chain each, and return each with its recipe.
-
-        Arguments are those of :func:`~functional_optim.frontends.group_parts.divide_group`.
-        """
-        found = divide_group(self.optimizer, group, first, selectors)
-        return [(part, OptimizerRecipe(part.optimizer)) for part in found]
 
 
 class ClassRecipe:

@@ -166,7 +166,7 @@ class ScheduledModelAverager(ModelAverager):
         assert self._in_flight is not None
         _, sent, pending = self._in_flight
         self._in_flight = None
-        means = pending.wait()
+        means = pending()
         if sent and len(sent) != len(tensors):
             raise ValueError(
                 f"a mean of {len(sent)} tensors was begun, and now there are {len(tensors)}: "

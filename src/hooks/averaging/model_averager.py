@@ -118,13 +118,13 @@ class InFlight(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Wait for the mean, and return all fields, for a checkpoint."""
-        return {**self._asdict(), "mean": self.mean.wait()}
+        return {**self._asdict(), "mean": self.mean()}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "InFlight":
         """Load the fields of :meth:`to_dict`."""
         sent, views = ([one.clone() for one in saved[key]] for key in ("sent", "mean"))
-        return cls(int(saved["due"]), sent, PendingMean(views))
+        return cls(int(saved["due"]), sent, lambda: views)
 
 
 def check_period(period: int, warmup_steps: int) -> None:

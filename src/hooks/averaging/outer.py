@@ -254,7 +254,7 @@ class OuterModelAverager(ModelAverager):
         return InFlight(due, sent, mean)
 
     def _apply(self, number: int, found: InFlight) -> None:
-        indices, means = self._fragments[number], found.mean.wait()
+        indices, means = self._fragments[number], found.mean()
         if self._compression is not None:
             sizes = [self._anchors[k].numel() for k in indices]
             means = list(means[0].split(sizes))

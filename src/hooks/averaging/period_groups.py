@@ -2,7 +2,6 @@
 
 import hashlib
 import socket
-from collections.abc import Sequence
 
 import torch.distributed as dist
 
@@ -41,7 +40,7 @@ def machine_group() -> dist.ProcessGroup:
     machines: dict[bytes, list[int]] = {}
     for rank, one in enumerate(names):
         machines.setdefault(one, []).append(rank)
-    return _new_groups(list(machines.values()), machines[name])
+    return _torch_group(list(machines.values()))
 
 
 def _own_subgroup(group: dist.ProcessGroup, size: int) -> dist.ProcessGroup:
@@ -51,12 +50,11 @@ def _own_subgroup(group: dist.ProcessGroup, size: int) -> dist.ProcessGroup:
     own = next(part for part in parts if ranks[group.rank()] in part)
     if isinstance(group, LocalGroup) or len(ranks) < dist.get_world_size():
         return new_subgroup(group, own)
-    return _new_groups(parts, own)
+    return _torch_group(parts)
 
 
-def _new_groups(parts: Sequence[list[int]], own: list[int]) -> dist.ProcessGroup:
-    """Create one group per part, on all ranks, as torch requires; return the group of this rank."""
-    groups = [dist.new_group(part) for part in parts]
-    found = groups[list(parts).index(own)]
+def _torch_group(parts: list[list[int]]) -> dist.ProcessGroup:
+    """Return the group of this rank. Torch makes a group for each part, on all ranks."""
+    found, _ = dist.new_subgroups_by_enumeration(parts)
     assert isinstance(found, dist.ProcessGroup), "this rank is a member of its own part"
     return found

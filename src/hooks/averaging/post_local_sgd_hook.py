@@ -15,7 +15,7 @@ from hooks.averaging.bucket_history import BucketHistory
 from hooks.averaging.parameter_registry import ParameterRegistry
 from hooks.averaging.period_groups import machine_group
 from hooks.averaging.schedule import AveragingSchedule
-from hooks.communication import AllReduceMean
+from hooks.communication import start_mean
 from hooks.work_queue import done_future, work_queue_of
 
 logger = logging.getLogger(__name__)
@@ -201,8 +201,8 @@ def post_localSGD_hook(  # noqa: N802  torch's name
 
 
 def _mean(group: dist.ProcessGroup, bucket: Any) -> Future[Tensor]:
-    launched = AllReduceMean(group, bucket.buffer())
-    return work_queue_of(group).submit(launched.wait, bucket.buffer().device)
+    mean = start_mean(group, bucket.buffer())
+    return work_queue_of(group).submit(mean.wait, bucket.buffer().device)
 
 
 def _keep_gradients(bucket: Any) -> Future[Tensor]:

@@ -2,8 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, partial
 from itertools import pairwise
 
 import torch
@@ -20,28 +20,12 @@ from sharding.zero.groups import Transports
 DIGEST_BYTES = 8
 
 
-class PendingMean:
-    """Mean in progress.
+PendingMean = Callable[[], list[Tensor]]
+"""Function that waits for means, and returns them, each with the shape and dtype of its tensor.
 
-    Args:
-        views: where the means will be, one for each tensor.
-        job: computes the means; None if they are complete.
-    """
-
-    def __init__(self, views: list[Tensor], job: Callable[[], object] | None = None) -> None:
-        self._views, self._job = views, job
-
-    def wait(self) -> list[Tensor]:
-        """Wait for the means, and return them, each with the shape and dtype of its tensor.
-
-        Raises:
-            ValueError: ranks passed different tensors; nothing was reduced.
-            TransportError: names the missing ranks.
-        """
-        if self._job is not None:
-            self._job()
-            self._job = None
-        return self._views
+It may be called several times. It raises ValueError if ranks passed different tensors, and nothing
+was reduced; and TransportError, which names missing ranks.
+"""
 
 
 class RankMeans:
@@ -66,7 +50,7 @@ class RankMeans:
 
         >>> from sharding.transport.local import LocalWorld
         >>> def mean(group):
-        ...     return RankMeans(group).launch([torch.tensor(1.0 + group.rank())]).wait()
+        ...     return RankMeans(group).launch([torch.tensor(1.0 + group.rank())])()
         >>> LocalWorld(2).run(mean)
         [[tensor(1.5000)], [tensor(1.5000)]]
     """
@@ -126,11 +110,20 @@ class RankMeans:
 
     def _start(self, views: list[Tensor], job: Callable[[], object]) -> PendingMean:
         """Return a mean whose job runs when it is waited for, or from now on in the background."""
-        if self._worker is None:
-            return PendingMean(views, job)
-        device = next((one.device for one in views if one.is_cuda), torch.device("cpu"))
-        future = self._worker.submit(partial(self._in_stream, job, device, StreamEvent(device)))
-        return PendingMean(views, lambda: future.result().wait())
+        future: Future[StreamEvent] | None = None
+        if self._worker is not None:
+            device = next((one.device for one in views if one.is_cuda), torch.device("cpu"))
+            future = self._worker.submit(partial(self._in_stream, job, device, StreamEvent(device)))
+
+        @cache  # the job runs once
+        def wait() -> list[Tensor]:
+            if future is None:
+                job()
+            else:
+                future.result().wait()
+            return views
+
+        return wait
 
     def _in_stream(
         self, job: Callable[[], object], device: torch.device, inputs: StreamEvent

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -11,22 +11,13 @@ from rich.table import Table
 
 from hooks.demo.result import RankResult, RunResult, largest, loss_difference
 
-
-class Style(NamedTuple):
-    """Style of a run's curve."""
-
-    line: str
-    dots: str
-    width: float
-    size: float
-
-
 # Later runs are wider and are drawn first, so that equal curves are all visible.
-STYLES = (
-    Style("#1f4e79", "#1f4e79", 1, 4),
-    Style("#f4b183", "#c55a11", 4, 9),
-    Style("#c5e0b4", "#548235", 8, 14),
+STYLES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({"color": "#1f4e79", "linewidth": 1}, {"color": "#1f4e79", "markersize": 4}),
+    ({"color": "#f4b183", "linewidth": 4}, {"color": "#c55a11", "markersize": 9}),
+    ({"color": "#c5e0b4", "linewidth": 8}, {"color": "#548235", "markersize": 14}),
 )
+"""Options of the line and of the dots of each run's curve."""
 
 NUMBERS = ("no", "one", "two", "three")
 """Numbers of runs, in words."""
@@ -178,21 +169,15 @@ def draw(ranks: Sequence[RankResult], path: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")  # no pyplot: no window, no global state
     axes = figure.subplots()
     runs = [same_run(ranks, index) for index in range(len(ranks[0].runs))]
-    for run, style in reversed(list(zip(runs, STYLES[: len(runs)], strict=True))):
+    for run, (line, _) in reversed(list(zip(runs, STYLES[: len(runs)], strict=True))):
         name = f"{run[0].name} ({run[0].title})"
         losses = mean_losses(run)
-        axes.plot(
-            range(1, len(losses) + 1),
-            losses,
-            color=style.line,
-            linewidth=style.width,
-            label=f"{name}, training",
-        )
-    for run, style in reversed(list(zip(runs, STYLES[: len(runs)], strict=True))):
+        axes.plot(range(1, len(losses) + 1), losses, label=f"{name}, training", **line)
+    for run, (_, dots) in reversed(list(zip(runs, STYLES[: len(runs)], strict=True))):
         steps = [step for step, _ in run[0].validation]
         values = [loss for _, loss in run[0].validation]
         label = f"{run[0].name}, validation"
-        axes.plot(steps, values, "o", color=style.dots, markersize=style.size, label=label)
+        axes.plot(steps, values, "o", label=label, **dots)
     axes.set(
         xlabel="steps",
         ylabel="loss per character (nats)",

@@ -1,4 +1,4 @@
-"""Runs of ``--front-end rpc``: parameters in this process, and on workers."""
+"""Run of ``--front-end rpc`` with parameters on workers."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -11,56 +11,16 @@ from torch.distributed import rpc
 
 from functional_optim import DistributedOptimizer
 from hooks.demo import text
-from hooks.demo.front_ends import (
-    ComparedRun,
-    HyperParameters,
-    state_bytes,
-    tensor_bytes,
-    torch_adamw,
-)
 from hooks.demo.model import mean_loss
 from hooks.demo.result import Difference, WorkerResult
-from hooks.demo.run import BaseRun
+from hooks.demo.run import ComparedRun, HyperParameters, Run, tensor_bytes
 from sharding import plan
 
 ONE_RANK = Difference(same_bits=True, largest=0.0)
 """Difference from rank 0, for a process that trains alone."""
 
 
-class LocalRun(BaseRun):
-    """torch.optim.AdamW with a scheduler, on a model in this process."""
-
-    def __init__(self, spec: ComparedRun, model: nn.Module, hyper: HyperParameters) -> None:
-        super().__init__(spec)
-        self._model = model
-        self._params = list(model.parameters())
-        self._optimizer, self._scheduler = torch_adamw(self._params, hyper)
-
-    def train_step(self, batch: text.Batch) -> tuple[float, int]:
-        loss = mean_loss(self._model, *batch)
-        grads = torch.autograd.grad(loss, self._params)
-        for param, grad in zip(self._params, grads, strict=True):
-            param.grad = grad
-        self._optimizer.step()
-        self._scheduler.step()
-        return loss.item(), tensor_bytes(grads)
-
-    def loss(self, batch: text.Batch) -> float:
-        return mean_loss(self._model, *batch).item()
-
-    def parameters(self) -> Iterable[Tensor]:
-        return self._params
-
-    def metrics(self) -> dict[str, Any]:
-        return {
-            "from_rank_zero": ONE_RANK,
-            "parameter_bytes": tensor_bytes(self._params),
-            "state_bytes": state_bytes(self._optimizer),
-            "sent_bytes": 0.0,
-        }
-
-
-class WorkerRun(BaseRun):
+class WorkerRun(Run):
     """DistributedOptimizer with the same options, with parameters on workers by a shard plan.
 
     This process keeps only the model's shapes. Each step reads a snapshot, and sends gradients.
@@ -69,7 +29,7 @@ class WorkerRun(BaseRun):
     def __init__(
         self, spec: ComparedRun, model: nn.Module, hyper: HyperParameters, workers: Sequence[str]
     ) -> None:
-        super().__init__(spec)
+        super().__init__(spec, copy.deepcopy(model).to("meta"), under_ddp=False)
         shares = plan(model, len(workers), policy="greedy")
         params = [
             (
@@ -80,7 +40,6 @@ class WorkerRun(BaseRun):
             )
             for name, param in model.named_parameters()
         ]
-        self._shapes = copy.deepcopy(model).to("meta")
         self._optimizer = DistributedOptimizer(
             torch.optim.AdamW, params, lr=1.0, betas=hyper.betas, weight_decay=hyper.weight_decay
         )
@@ -88,7 +47,7 @@ class WorkerRun(BaseRun):
 
     def train_step(self, batch: text.Batch) -> tuple[float, int]:
         snapshot = self._optimizer.snapshot()
-        loss = mean_loss(partial(snapshot.run, self._shapes), *batch)
+        loss = mean_loss(partial(snapshot.run, self.module), *batch)
         grads = torch.autograd.grad(loss, list(snapshot.parameters.values()))
         self._optimizer.step(grads, snapshot)
         self._scheduler.step()
@@ -96,17 +55,20 @@ class WorkerRun(BaseRun):
 
     def loss(self, batch: text.Batch) -> float:
         with self._optimizer.snapshot() as snapshot:
-            return mean_loss(partial(snapshot.run, self._shapes), *batch).item()
+            return mean_loss(partial(snapshot.run, self.module), *batch).item()
 
     def parameters(self) -> Iterable[Tensor]:
         return self._optimizer.snapshot().parameters.values()
+
+    def state_bytes(self) -> int:
+        return 0
 
     def metrics(self) -> dict[str, Any]:
         workers = self._workers()
         return {
             "from_rank_zero": ONE_RANK,
             "parameter_bytes": 0,
-            "state_bytes": 0,
+            "state_bytes": self.state_bytes(),
             "sent_bytes": float(sum(one.gradient_bytes for one in workers)),
             "workers": workers,
         }

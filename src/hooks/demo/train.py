@@ -8,7 +8,7 @@ import copy
 import os
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 from hooks.demo import text
-from hooks.demo.front_ends import FRONT_ENDS, ComparedRun, HyperParameters
+from hooks.demo.front_ends import FRONT_ENDS, TorchAdamW
 from hooks.demo.model import Decoder, generate
 from hooks.demo.processes import rpc_process
 from hooks.demo.progress import Progress
 from hooks.demo.result import RankResult
-from hooks.demo.rpc_run import LocalRun, WorkerRun
-from hooks.demo.run import BaseRun, DemoRun
+from hooks.demo.rpc_run import WorkerRun
+from hooks.demo.run import ComparedRun, HyperParameters, Run
 from hooks.demo.settings import RPC, Settings
 
 SAMPLE_PROMPT = "The "
@@ -31,18 +31,13 @@ VALIDATION_SIZE = 32
 POINTS = 12  # number of validation losses after the first
 
 
-def train_and_compare(
-    settings: Settings,
-    specs: Sequence[ComparedRun],
-    build_run: Callable[[ComparedRun, Decoder, HyperParameters], BaseRun],
-    rank: int,
-) -> RankResult:
+def train_and_compare(settings: Settings, specs: Sequence[ComparedRun], rank: int) -> RankResult:
     """Train one run per spec, from equal models, step by step on the same batches."""
     torch.manual_seed(settings.seed)
     model = Decoder(len(text.corpus().alphabet))
     models = [model, *(copy.deepcopy(model) for _ in specs[1:])]
     hyper = HyperParameters(settings.learning_rate)
-    runs = [build_run(spec, one, hyper) for spec, one in zip(specs, models, strict=True)]
+    runs = [spec.build(spec, one, hyper) for spec, one in zip(specs, models, strict=True)]
     generator = train_runs(settings, runs, model.context, rank)
     return RankResult(
         rank=rank,
@@ -53,9 +48,7 @@ def train_and_compare(
     )
 
 
-def train_runs(
-    settings: Settings, runs: Sequence[BaseRun], context: int, rank: int
-) -> torch.Generator:
+def train_runs(settings: Settings, runs: Sequence[Run], context: int, rank: int) -> torch.Generator:
     """Train all runs on the same batches, which differ between ranks. Rank 0 shows the progress.
 
     Returns:
@@ -107,7 +100,7 @@ def _train_by_ddp(settings: Settings, folder: Path) -> None:
     dist.init_process_group("gloo")
     try:
         specs = FRONT_ENDS[settings.front_end](settings.ranks)
-        train_and_compare(settings, specs, DemoRun, dist.get_rank()).save(folder)
+        train_and_compare(settings, specs, dist.get_rank()).save(folder)
     finally:
         dist.destroy_process_group()
 
@@ -117,16 +110,14 @@ def _train_over_rpc(settings: Settings, folder: Path) -> None:
     rank = int(os.environ["RANK"])
     workers = [f"worker{one}" for one in range(1, settings.ranks)]
     where = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
-    away = partial(WorkerRun, workers=workers)
+    here, away = partial(TorchAdamW, under_ddp=False), partial(WorkerRun, workers=workers)
     specs = [
-        ComparedRun("A", "torch.optim.AdamW, in one process", LocalRun, exact=True),
+        ComparedRun("A", "torch.optim.AdamW, in one process", here, exact=True),
         ComparedRun("B", f"DistributedOptimizer, parameters on {where}", away, exact=True),
     ]
     with rpc_process(["trainer", *workers][rank], rank, settings.ranks):
         if rank == 0:
-            train_and_compare(
-                settings, specs, lambda spec, *more: spec.build(spec, *more), rank=0
-            ).save(folder)
+            train_and_compare(settings, specs, rank=0).save(folder)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Bucket of a ZeRO hook: its sharded parameters, their owners, and the reduction to the owners."""
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hooks.buckets import BucketPosition, gradient_views
 from sharding import Owner, ShardPlan
-from sharding.transport import Transport, Work
-from sharding.zero.coalescing import MessagePlan, copy, plan_messages
+from sharding.transport import Transport
+from sharding.zero.coalescing import Message, plan_messages
 from sharding.zero.local_shards import Gradients
 
 
@@ -72,7 +72,7 @@ class ZeroBucket:
         )
 
     @cached_property
-    def messages(self) -> MessagePlan:
+    def messages(self) -> tuple[Message, ...]:
         """Return the messages that send gradients to their owners, in the first replica."""
         owners = [
             Owner(ranks, one.offset + one.factor * a, one.offset + one.factor * b)
@@ -172,21 +172,10 @@ def start_reduction(transport: Transport, bucket: ZeroBucket) -> Callable[[], No
 
     Each rank gets the parts that it owns. The transport is over the group of the DDP module.
     """
-    works: list[Work] = [
-        transport.reduce_scatter(one.flat, one.ranges, average=True)
-        for one in bucket.messages.direct
-    ]
-    staged: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
-    for one in bucket.messages.coalesced:
-        (buffer, parts), own = one.allocate_buffer(), one.places[transport.rank]
-        copy(parts, one.views)
-        works.append(transport.reduce_scatter(buffer, one.ranges, average=True))
-        staged.append((one.views[own], parts[own]))
+    waits = [one.reduce(transport) for one in bucket.messages]
 
     def wait() -> None:
-        for work in works:
-            work.wait()
-        for views, parts in staged:
-            copy(views, parts)
+        for one in waits:
+            one()
 
     return wait

@@ -15,62 +15,56 @@ from torch.utils.hooks import RemovableHandle
 WaitFor = Callable[[Iterable[Tensor]], None]
 
 
-class ForwardWaits:
-    """Hooks on a module and its submodules: wait before forward, state_dict and load_state_dict.
+def add_forward_waits(
+    root: nn.Module, paths: Mapping[int, str], wait_for: WaitFor
+) -> list[RemovableHandle]:
+    """Wait before forward, state_dict and load_state_dict of a module and its submodules.
 
     Args:
         root: the module that DDP wraps.
         paths: of the gathered parameters, by their ``id``.
         wait_for: waits until these parameters are complete.
+
+    Returns:
+        The handles of all hooks on modules.
     """
+    # By the id of a module: modules need not be hashable, and copies of modules run the hooks too.
+    own = {
+        id(module): [one for one in module.parameters(recurse=False) if id(one) in paths]
+        for module in root.modules()
+    }
+    below = {
+        id(module): [key for key in map(id, module.modules()) if key != id(module) and own[key]]
+        for module in root.modules()
+    }
+    called: set[int] = set()
+    """Modules called since the last call of the root."""
+    always: set[int] | None = None
+    """Modules called in every forward pass of the root so far; None during the first."""
 
-    def __init__(self, root: nn.Module, paths: Mapping[int, str], wait_for: WaitFor) -> None:
-        self._wait_for = wait_for
-        self._own: dict[int, list[Tensor]] = {}
-        self._below: dict[int, list[int]] = {}
-        self._called: set[int] = set()
-        """Modules called since the last call of the root."""
-        self._always: set[int] | None = None
-        """Modules called in every forward pass of the root so far; None during the first."""
-        for module in root.modules():
-            own: list[Tensor] = [p for p in module.parameters(recurse=False) if id(p) in paths]
-            if own:
-                self._own[id(module)] = own
-        self.handles: list[RemovableHandle] = []
-        for module in root.modules():
-            inner = (id(one) for one in module.modules() if one is not module)
-            self._below[id(module)] = [key for key in inner if key in self._own]
-            self._add_hooks(module, module is root)
+    def before_forward(module: nn.Module, arguments: Any) -> None:
+        if id(module) == root_id:
+            called.clear()
+        called.add(id(module))
+        read: list[Tensor] = [*own.get(id(module), ())]  # before a submodule is called
+        for inner in below.get(id(module), ()):
+            if always is None or inner not in always:
+                read += own[inner]
+        wait_for(read)
 
-    def _add_hooks(self, module: nn.Module, is_root: bool) -> None:
-        key = id(module)
+    def before_state(module: nn.Module, *_: Any) -> None:
+        wait_for(own.get(id(module), ()))
 
-        def before_forward(_: nn.Module, arguments: Any) -> None:
-            if is_root:
-                self._called = set()
-            self._called.add(key)
-            self._wait_for(self._read_by(key))
+    def end_forward(*_: Any) -> None:
+        nonlocal always
+        # A copy: recomputation in backward calls modules after this.
+        always = {*called} if always is None else always & called
 
-        def before_state(*_: Any) -> None:
-            self._wait_for(self._own.get(key, ()))
-
-        self.handles += [
+    root_id, handles = id(root), [root.register_forward_hook(end_forward)]
+    for module in root.modules():
+        handles += [
             module.register_forward_pre_hook(before_forward, prepend=True),
             module.register_state_dict_pre_hook(before_state),
             module.register_load_state_dict_pre_hook(before_state),
         ]
-        if is_root:
-            self.handles.append(module.register_forward_hook(self._end_forward))
-
-    def _read_by(self, key: int) -> list[Tensor]:
-        """Return the parameters that a module may read before it calls a submodule."""
-        found = list(self._own.get(key, ()))
-        for inner in self._below[key]:
-            if self._always is None or inner not in self._always:
-                found += self._own[inner]
-        return found
-
-    def _end_forward(self, *_: Any) -> None:
-        # A copy: recomputation in backward calls modules after this.
-        called = set(self._called)
-        self._always = called if self._always is None else self._always & called
+    return handles

@@ -1,12 +1,12 @@
 """torch's two hooks for ZeRO under DDP: any inner hook, then a step of the owned parameters."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from hooks.communication import Communication
 from hooks.driver import Hook
 from hooks.zero.bucket import ZeroBucket
 from hooks.zero.checks import sharded_paths
@@ -151,10 +151,9 @@ def _build_zero_hook(
 
     def communicate(
         own: ZeroHook, state: Any, bucket: dist.GradBucket, zero_bucket: ZeroBucket
-    ) -> tuple[Callable[[], object], bool]:
-        with own.roll_call.on_failure(f"the inner hook of bucket {zero_bucket.number}"):
-            communication = own.driver.communicate(inner, state, bucket)
-        return communication.wait, communication.ready
+    ) -> Communication:
+        with own.guard(f"the inner hook of bucket {zero_bucket.number}"):
+            return own.driver.communicate(inner, state, bucket)
 
     return ZeroHook(
         name, communicate, ddp, zero, clipping, hold=hold, all_of_ddp=False, in_order=in_order

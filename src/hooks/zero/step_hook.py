@@ -1,7 +1,7 @@
 """ZeRO step hook: reduce-scatter a bucket, step the owned parameters, gather parameters."""
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,10 +9,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from hooks.communication import Communication
 from hooks.zero.bucket import ZeroBucket, start_reduction
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
-from hooks.zero.forward_waits import ForwardWaits
+from hooks.zero.forward_waits import add_forward_waits
 from hooks.zero.zero_hook import ZeroHook, gather_device
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import make_transport
@@ -121,8 +122,8 @@ def zero_step_hook(
 
     def communicate(
         own: ZeroHook, state: Any, bucket: dist.GradBucket, zero_bucket: ZeroBucket
-    ) -> tuple[Callable[[], object], bool]:
-        return start_reduction(reductions, zero_bucket), True
+    ) -> Communication:
+        return Communication(start_reduction(reductions, zero_bucket), lambda: zero_bucket.buffer)
 
     hook = ZeroHook(
         "zero_step_hook",
@@ -142,5 +143,5 @@ def zero_step_hook(
             if alive is not None:
                 alive.wait_for(params)
 
-        hook.handles += ForwardWaits(ddp.module, paths, wait_for).handles
+        hook.handles += add_forward_waits(ddp.module, paths, wait_for)
     return hook

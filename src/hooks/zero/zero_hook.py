@@ -15,16 +15,16 @@ from torch.utils.hooks import RemovableHandle
 from functional_optim._torch import current_graph_task_id, is_joining
 from functional_optim.core.dynamo import disable_compile
 from hooks.buckets import reduced_parameters
-from hooks.driver import BucketDriver, WaitUsed
+from hooks.communication import Communication
+from hooks.driver import BucketDriver
 from hooks.profiling import named_range
 from hooks.usage import may_leave_unused
 from hooks.zero.bucket import BucketCache, ZeroBucket
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
-from hooks.zero.roll_call import RollCall
+from hooks.zero.roll_call import missing_ranks_guard
 from sharding import ShardPlan, ZeroRedundancyOptimizer
-from sharding.transport import gather_group, make_transport
-from sharding.zero.gather import GatherWork
+from sharding.transport import Work, gather_group, make_transport
 from sharding.zero.groups import sum_vector, vector_of
 from sharding.zero.local_shards import Gradients
 from sharding.zero.norm import addends_of
@@ -35,15 +35,12 @@ RANGE = "functional_optim.zero_step"
 """Name of the steps of a bucket in traces of torch.profiler."""
 
 
-Pending = dict[int, tuple[tuple[Tensor, ...], GatherWork]]
+Pending = dict[int, tuple[tuple[Tensor, ...], Work]]
 """By ``id`` of a parameter: the parameters of its gather, which must not be used before its end."""
 
-Communicate = Callable[
-    ["ZeroHook", Any, dist.GradBucket, ZeroBucket], tuple[Callable[[], object], bool]
-]
-"""Function that starts the communication of a bucket, given the hook and its state. It returns a
-function that waits until this rank's gradients are reduced in the bucket, and True if, on an
-accelerator, that does not block the host."""
+Communicate = Callable[["ZeroHook", Any, dist.GradBucket, ZeroBucket], Communication]
+"""Function that starts to reduce this rank's gradients in a bucket, given the hook and its state.
+"""
 
 
 class ZeroHook:
@@ -120,7 +117,8 @@ class ZeroHook:
         self._find_paths(ddp)
         # Parameters that are frozen now have no hook that would record their use.
         self._frozen = [path for path, param in zero.params.items() if not param.requires_grad]
-        self.roll_call = RollCall(ddp.process_group, self._device)
+        self.guard = missing_ranks_guard(ddp.process_group, self._device)
+        """Context for calls that wait for other ranks, which names missing ranks in errors."""
         self._entered: list[Tensor] = []
         self._waiting: list[tuple[ZeroBucket, Gradients]] = []
         """Buckets with reduced gradients, and the gradients by which this rank steps."""
@@ -151,30 +149,28 @@ class ZeroHook:
     @disable_compile
     def __call__(self, state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         """Communicate and step a bucket; the signature is that of ``register_comm_hook``."""
-        own, wait_used = self._add_bucket(bucket)
-        wait_reduced, ready = self._communicate(self, state, bucket, own)
-        return self._submit(own, wait_used, wait_reduced, ready=ready)
-
-    def _add_bucket(self, bucket: dist.GradBucket) -> tuple[ZeroBucket, WaitUsed]:
-        """Add a bucket, and start to ask which of its parameters were used.
-
-        Called before the bucket is communicated, because the question is a collective too.
-        """
-        position = self.driver.position_of(bucket)
+        position, ddp = self.driver.position_of(bucket), self._ddp()
         if position.number == 0:
             self._wait_for_gathers()
             self._waiting, self._addends, self._entered = [], [], []
-            ddp = self._ddp()
             if ddp is not None and self._buckets.plan is not self._zero.plan:
                 self._find_paths(ddp)
             self._zero.check_groups()
             self._check_frozen()
-        zero_bucket = self._buckets.get(bucket, position)
-        self.driver.add_bucket(position, zero_bucket.paths)
-        with self.roll_call.on_failure(f"the communication of bucket {zero_bucket.number}"):
-            return zero_bucket, self.driver.exchange_used(
-                zero_bucket.params, zero_bucket.buffer.device
-            )
+        own = self._buckets.get(bucket, position)
+        # Under Join, ranks may run out of data. Join reads parameters at its end, unseen by hooks.
+        joining = ddp is not None and is_joining(ddp)
+        without_data = joining and current_graph_task_id() < 0
+
+        def start() -> Communication:
+            started = self._communicate(self, state, bucket, own)
+            self._mark_changed(own)
+            return started
+
+        def step(_: Tensor, used: Sequence[bool]) -> Tensor:
+            return self._process(own, used, joining, without_data)
+
+        return self.driver.run(bucket, position, own.paths, own.params, start, step, self.guard)
 
     def _find_paths(self, ddp: DistributedDataParallel) -> None:
         """Find the parameters to step; ``zero`` may have more of them than before."""
@@ -190,27 +186,6 @@ class ZeroHook:
                     "now; it would never be stepped: call requires_grad_(True) before DDP and the "
                     "hook are made"
                 )
-
-    def _submit(
-        self,
-        bucket: ZeroBucket,
-        wait_used: WaitUsed,
-        wait_reduced: Callable[[], object],
-        *,
-        ready: bool,
-    ) -> Future[Tensor]:
-        """Queue the step of a bucket; return the future that the hook returns."""
-        ddp = self._ddp()
-        # Under Join, ranks may run out of data. Join reads parameters at its end, unseen by hooks.
-        joining = ddp is not None and is_joining(ddp)
-        without_data = joining and current_graph_task_id() < 0
-        self._mark_changed(bucket)
-        return self.driver.submit(
-            bucket.number,
-            lambda: self._process(bucket, wait_used, wait_reduced, joining, without_data),
-            bucket.buffer.device,
-            ready=ready,
-        )
 
     def _mark_changed(self, bucket: ZeroBucket) -> None:
         """Increase the versions of parameters: a backward that still needs them raises an error.
@@ -250,15 +225,9 @@ class ZeroHook:
     # ----------------------------------------------------------------- called in the queue's thread
 
     def _process(
-        self,
-        bucket: ZeroBucket,
-        wait_used: WaitUsed,
-        wait_reduced: Callable[[], object],
-        joining: bool,
-        without_data: bool,
+        self, bucket: ZeroBucket, used: Sequence[bool], joining: bool, without_data: bool
     ) -> Tensor:
-        unused = self._wait_for_bucket(bucket, wait_used, wait_reduced)
-        self._step_or_hold(bucket, unused)
+        self._step_or_hold(bucket, used)
         if bucket.last:
             if self._hold:
                 self._step_all(without_data)
@@ -267,25 +236,9 @@ class ZeroHook:
                 self._wait_for_gathers()
         return bucket.buffer
 
-    def _wait_for_bucket(
-        self,
-        bucket: ZeroBucket,
-        wait_used: WaitUsed,
-        wait_reduced: Callable[[], object],
-    ) -> frozenset[str]:
-        """Wait for messages of other ranks; return the paths of parameters that no rank used.
-
-        A RuntimeError names the missing ranks, even if the failed collective did not.
-        """
-        with self.roll_call.on_failure(f"the communication of bucket {bucket.number}"):
-            wait_reduced()
-            flags = wait_used()
-        return frozenset(
-            path for path, is_used in zip(bucket.paths, flags, strict=True) if not is_used
-        )
-
-    def _step_or_hold(self, bucket: ZeroBucket, unused: frozenset[str]) -> None:
+    def _step_or_hold(self, bucket: ZeroBucket, used: Sequence[bool]) -> None:
         plan = self._zero.plan
+        unused = [path for path, is_used in zip(bucket.paths, used, strict=True) if not is_used]
         owned = bucket.owned_gradients(plan.shard_rank(self._gathers.rank), unused)
         if not self._hold:
             self._step(owned, (), [bucket])
@@ -309,13 +262,13 @@ class ZeroHook:
         for _ in range(self._measured):
             if not self._addends:
                 self._addends = [self._zero.measure(one, measured=measured) for one, _ in steps]
-            measured.append(self._sum_addends(self._zero.summed))
+            measured.append(self._sum_addends())
         for owned, of_step in steps:
             self._step(owned, measured, of_step)
 
     def _clip(self, buckets: Sequence[ZeroBucket], *, without_data: bool) -> bool:
         """Unscale and clip gradients; return False if the step is skipped."""
-        squares = self._sum_addends(sum_vector).item()
+        squares = self._sum_addends().item()
         gradients = [gradient for one in buckets for gradient in one.gradients]
         return self._clipping.apply(gradients, squares, without_data=without_data)
 
@@ -332,7 +285,7 @@ class ZeroHook:
                 work = self._zero.gather_over(self._gathers, bucket.paths)
                 self._pending.update(dict.fromkeys(map(id, bucket.params), (bucket.params, work)))
 
-    def _sum_addends(self, summed: Callable[[Tensor], Tensor]) -> Tensor:
+    def _sum_addends(self) -> Tensor:
         """Return the total of all ranks' addends. Collective, over the transport of the gathers.
 
         DDP starts collectives at any time, and these must not mix with this sum. All ranks add the
@@ -341,7 +294,7 @@ class ZeroHook:
         """
         addends, self._addends = self._addends, []
         shape = addends[0].shape if addends else (len(self._zero.plan.specs),)
-        return summed(self._zero.sum_over_ranks(addends, shape, self._gathers))
+        return sum_vector(self._zero.sum_over_ranks(addends, shape, self._gathers))
 
 
 def _squared_norms(gradients: Gradients, plan: ShardPlan) -> Tensor:
@@ -372,7 +325,7 @@ def _finish_gathers(pending: Pending, handles: list[RemovableHandle]) -> None:
             )
 
 
-def _works(pending: Pending) -> list[GatherWork]:
+def _works(pending: Pending) -> list[Work]:
     """Return each gather once; a gather has several parameters."""
     return list({id(work): work for _, work in list(pending.values())}.values())
 

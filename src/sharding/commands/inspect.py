@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from torch import Tensor
@@ -12,35 +12,6 @@ from functional_optim.storage.describe import format_table
 from sharding.checkpoint.old_format import is_old_checkpoint
 from sharding.commands.checkpoints import Checkpoint, names_in, read_checkpoint
 from sharding.text import escape_name, escape_text, format_bytes
-
-
-class FieldSummary(NamedTuple):
-    """Field of state: sums over all parameters with this field."""
-
-    name: str
-    dtype: str
-    tensors: int
-    elements: int
-    bytes: int
-
-
-class Contents(NamedTuple):
-    """Contents of a checkpoint."""
-
-    kind: str
-    """As in :class:`~sharding.commands.checkpoints.Checkpoint`."""
-    parameters: int
-    with_state: int
-    """The number of parameters with state."""
-    files: int
-    """The number of files with state; 1 for a state dict."""
-    steps: tuple[int, int] | None
-    """The smallest and the largest step count, or None if there are no step counts."""
-    groups: list[dict[str, Any]]
-    """For each group, the number of parameters, and the options."""
-    fields: list[FieldSummary]
-    names: list[str] | None
-    """The names of the parameters, or None if the checkpoint has none."""
 
 
 @click.command("inspect", short_help="Show what a checkpoint contains.")
@@ -80,14 +51,13 @@ def inspect_command(*, checkpoint: Path, key: str | None, verify: bool, as_json:
     except (OSError, ValueError) as error:
         raise click.ClickException(escape_text(str(error))) from error
     if as_json:
-        content = contents._asdict() | {"fields": [one._asdict() for one in contents.fields]}
-        click.echo(json.dumps(content, indent=2, default=str))
+        click.echo(json.dumps(contents, indent=2, default=str))
     else:
         click.echo(_format_contents(contents))
 
 
-def contents_of(checkpoint: Checkpoint) -> Contents:
-    """Return a summary of a checkpoint."""
+def contents_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return a summary of a checkpoint, as JSON shows it."""
     state_dict = checkpoint.state_dict
     states, groups = state_dict["state"], state_dict["param_groups"]
     names = names_in(state_dict)
@@ -99,16 +69,16 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
         for name, value in entries.items()
         if isinstance(value, Tensor)
     )
-    return Contents(
-        checkpoint.kind,
-        sum(len(group["params"]) for group in groups),
-        sum(bool(entries) for entries in states.values()),
-        checkpoint.files,
-        (min(steps), max(steps)) if steps else None,
-        [_group(group) for group in groups],
-        _fields(tensors),
-        None if names is None else [name for own in names for name in own],
-    )
+    return {
+        "kind": checkpoint.kind,
+        "parameters": sum(len(group["params"]) for group in groups),
+        "with_state": sum(bool(entries) for entries in states.values()),
+        "files": checkpoint.files,
+        "steps": (min(steps), max(steps)) if steps else None,
+        "groups": [_group(group) for group in groups],
+        "fields": _fields(tensors),
+        "names": None if names is None else [name for own in names for name in own],
+    }
 
 
 def _verify(folder: Path) -> None:
@@ -140,43 +110,43 @@ def _group(group: Mapping[str, Any]) -> dict[str, Any]:
     return {"parameters": len(group["params"]), "options": options}
 
 
-def _fields(tensors: Iterable[tuple[str, str, int, int]]) -> list[FieldSummary]:
-    """Return one row for each name and dtype."""
-    found: dict[tuple[str, str], FieldSummary] = {}
+def _fields(tensors: Iterable[tuple[str, str, int, int]]) -> list[dict[str, Any]]:
+    """Return one row for each name and dtype, with sums over all parameters."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for name, full, elements, count in tensors:
         dtype = full.removeprefix("torch.")
-        known = found.get((name, dtype), FieldSummary(name, dtype, 0, 0, 0))
-        found[name, dtype] = FieldSummary(
-            name, dtype, known.tensors + 1, known.elements + elements, known.bytes + count
-        )
+        start = {"name": name, "dtype": dtype, "tensors": 0, "elements": 0, "bytes": 0}
+        row = found.setdefault((name, dtype), start)
+        row["tensors"] += 1
+        row["elements"] += elements
+        row["bytes"] += count
     return list(found.values())
 
 
-def _format_contents(contents: Contents) -> str:
-    if contents.steps is None:
-        steps = "no step count"
-    else:
-        low, high = contents.steps
+def _format_contents(contents: Mapping[str, Any]) -> str:
+    kind, steps = contents["kind"], "no step count"
+    if contents["steps"] is not None:
+        low, high = contents["steps"]
         steps = f"step {low:,}" if low == high else f"steps {low:,} to {high:,}"
-    parts = f", {contents.files} files" if contents.kind != "state dict" else ""
+    parts = f", {contents['files']} files" if kind != "state dict" else ""
     head = (
-        f"{contents.kind}{parts}: {contents.parameters:,} parameters, {contents.with_state:,} with "
+        f"{kind}{parts}: {contents['parameters']:,} parameters, {contents['with_state']:,} with "
         f"state, {steps}"
     )
     groups = [
         f"group {number}: {group['parameters']:,} parameters; "
         + escape_text(", ".join(f"{key}={value!r}" for key, value in group["options"].items()))
-        for number, group in enumerate(contents.groups)
+        for number, group in enumerate(contents["groups"])
     ]
     rows = [
         (
-            escape_name(one.name),
-            one.dtype,
-            f"{one.tensors:,}",
-            f"{one.elements:,}",
-            format_bytes(one.bytes),
+            escape_name(one["name"]),
+            one["dtype"],
+            f"{one['tensors']:,}",
+            f"{one['elements']:,}",
+            format_bytes(one["bytes"]),
         )
-        for one in contents.fields
+        for one in contents["fields"]
     ]
     table = format_table(("field", "dtype", "tensors", "elements", "bytes"), rows) if rows else ""
     return "\n".join(filter(None, (head, *groups, table)))

@@ -22,7 +22,7 @@ from sharding.spec import ParameterSpec
 from sharding.transport.groups import device_of
 from sharding.zero.groups import Transports
 from sharding.zero.params import Groups, group_numbers, specs_of_groups
-from sharding.zero.plan import agree_on_plan, named_policy
+from sharding.zero.plan import agree_on_plan
 
 ChainOf = Callable[[int], tuple[Sequence[Stage], Sequence[Any]]]
 """Function of the number of a parameter group: the stages of its chain, and their Hypers."""
@@ -49,7 +49,7 @@ class Owners:
     ) -> None:
         self.shards, self.stand_ins = shards, stand_ins
         self.transports = Transports(shards.group)
-        self._policy = named_policy(policy)
+        self._policy = policy
         self._cost = StepCost(lambda spec: optimizer_of(spec.group)) if cost is None else cost
         self.plan = ShardPlan(shards.size, (), NO_PIECES)
         """The plan of all sharded parameters that are stepped as a whole."""

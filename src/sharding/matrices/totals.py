@@ -39,8 +39,8 @@ def compute_totals(
         every = sum_over_ranks([vector], vector.shape, owners.plan, transport, device)
         failed, numbers = every.split([shards.size, size * columns])
         attempt.raise_failures(shards, (failed > 0).tolist(), "sum up its gradients")
-        sums = [sum_vector(column) for column in numbers.view(size, columns).unbind(1)]
-        found.append(sums[0] if stage.reduce is None else torch.stack(sums))
+        sums = sum_vector(numbers.view(size, columns).t())
+        found.append(sums[0] if stage.reduce is None else sums)
     return found
 
 

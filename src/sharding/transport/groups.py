@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple, NewType
+from typing import NewType
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,17 +20,11 @@ GlobalRank = NewType("GlobalRank", int)
 """Rank of a process in the world."""
 
 
-class SplitGroup(NamedTuple):
-    """Record of a group that was split from another group, because torch does not register it."""
-
-    ranks: list[int]
-    """The global ranks, in the order of group ranks."""
-    backends: dict[str, str]
-    """The backends by device type."""
-
-
-SPLIT_GROUPS: WeakKeyDictionary[dist.ProcessGroup, SplitGroup] = WeakKeyDictionary()
-"""All live groups that were split here."""
+_SPLIT_GROUPS: WeakKeyDictionary[dist.ProcessGroup, tuple[list[int], dict[str, str]]] = (
+    WeakKeyDictionary()
+)
+"""Global ranks, and backends by device type, of all live groups that were split here, because torch
+does not register them."""
 _TWINS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 _LAST_COUNT = [0]
 """The number in the name of the last subgroup that this process has made. It only increases."""
@@ -45,8 +39,8 @@ def ranks_of(group: dist.ProcessGroup) -> list[int]:
     """Return the global ranks of a group, in the order of group ranks."""
     if isinstance(group, LocalGroup):
         return list(group.ranks)
-    if group in SPLIT_GROUPS:
-        return list(SPLIT_GROUPS[group].ranks)
+    if group in _SPLIT_GROUPS:
+        return list(_SPLIT_GROUPS[group][0])
     return dist.get_process_group_ranks(group)
 
 
@@ -92,8 +86,8 @@ def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
     """Return the backends by device type, from torch's text such as ``cpu:gloo,cuda:nccl``."""
     if isinstance(group, LocalGroup):
         return {"cpu": "local"}
-    if group in SPLIT_GROUPS:
-        return SPLIT_GROUPS[group].backends
+    if group in _SPLIT_GROUPS:
+        return _SPLIT_GROUPS[group][1]
     config = dist.get_backend_config(group)
     pairs = [part.partition(":") for part in config.split(",")]
     return {device: backend for device, _, backend in pairs}
@@ -190,7 +184,7 @@ def new_subgroup(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGrou
         [torch.device(one) for one in by_device],
     )
     assert isinstance(part, dist.ProcessGroup), "this rank is a member"
-    SPLIT_GROUPS[part] = SplitGroup(list(ranks), by_device)
+    _SPLIT_GROUPS[part] = list(ranks), by_device
     # The collective is a barrier: a rank returns from split_group while another rank may still be
     # connecting to it. If the caller dropped the group now, that connection would be closed.
     _all_reduce_max(part, 0, device)

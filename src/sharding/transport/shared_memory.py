@@ -24,7 +24,7 @@ from sharding.transport.messages import (
 )
 from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.ring_channel import RingChannel, create_channel
-from sharding.transport.ring_reads import RingCopies, RingReads, RingSum
+from sharding.transport.ring_reads import RingReads, copy_lane, sum_lane
 from sharding.transport.work import PendingWork
 
 SMALLEST = 1 << 16
@@ -118,7 +118,8 @@ class SharedMemoryTransport:
         self._sent += sum(part.numel() for _, part in parts) * real.element_size()
         notices = [(Direction.TO, rank, _length(ranges[rank])) for rank in self._others]
         notices += [(Direction.FROM, rank, _length(ranges[self.rank])) for rank in self._others]
-        reads = RingSum(channel.readers, _chunks(own, channel.chunk), self.rank, divisor, last)
+        lane = sum_lane(channel.readers, _chunks(own, channel.chunk), self.rank, divisor)
+        reads = RingReads(channel.readers, [lane], last)
         return self._launch("reduce_scatter", self._reducing, channel, notices, reads)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
@@ -133,8 +134,8 @@ class SharedMemoryTransport:
         self._sent += own.numel() * len(others)
         notices = [(Direction.TO, rank, _length(ranges[self.rank])) for rank in others]
         notices += [(Direction.FROM, rank, _length(ranges[rank])) for rank in others]
-        targets = {rank: _chunks(raw[slice(*cuts[rank])], channel.chunk) for rank in others}
-        reads = RingCopies(channel.readers, targets, last)
+        parts = [(rank, _chunks(raw[slice(*cuts[rank])], channel.chunk)) for rank in others]
+        reads = RingReads(channel.readers, [copy_lane(*one) for one in parts], last)
         return self._launch("all_gather", self._gathering, channel, notices, reads)
 
     def _channel(

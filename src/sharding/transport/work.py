@@ -1,7 +1,7 @@
 """Handles of launched operations, and a CUDA event to wait for."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -29,17 +29,20 @@ class PendingWork:
 
     Args:
         finish: waits for the messages of other ranks, and processes them. It is called once.
+        devices: whose streams have the results. The stream of each later thread waits for them.
     """
 
-    def __init__(self, finish: Callable[[], None]) -> None:
+    def __init__(self, finish: Callable[[], None], devices: Iterable[torch.device] = ()) -> None:
         self.done = False
         """True once the operation has ended, also with an error."""
         self._finish = finish
+        self._devices = devices
+        self._events: list[StreamEvent] = []
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Return when the operation is finished."""
+        """Return when the operation is finished; on an accelerator, let the current stream wait."""
         with self._lock:
             if not self.done:
                 try:
@@ -48,5 +51,8 @@ class PendingWork:
                     self._error = error
                 # The closure is dropped, because it holds messages and memory.
                 self.done, self._finish = True, lambda: None
+                self._events = list(map(StreamEvent, self._devices))
             if self._error is not None:
                 raise self._error
+            for event in self._events:
+                event.wait()

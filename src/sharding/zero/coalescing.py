@@ -5,7 +5,7 @@ the same tensors, and used in every step: to gather parameters from their owners
 gradients to the owners.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from functional_optim._torch import foreach_copy_
 from sharding.ownership import Owner
-from sharding.transport import Range
+from sharding.transport import Range, Transport
 
 DIRECT = 1 << 16
 """Number of elements from which a contiguous run is sent as a separate message."""
@@ -22,61 +22,75 @@ MAX_COALESCED = 1 << 20
 """Maximum number of elements in a coalesced message, unless one run alone has more."""
 
 
-class OwnedTensor(NamedTuple):
-    """Tensor that one rank owns as a whole."""
-
-    tensor: Tensor
-    rank: int
+OwnedTensor = tuple[Tensor, int]
+"""Tensor that one rank owns as a whole, and the rank."""
 
 
-class DirectMessage(NamedTuple):
-    """Contiguous runs that are sent without a copy, at most one per rank."""
-
-    flat: Tensor
-    ranges: tuple[Range, ...]
-
-
-class CoalescedMessage(NamedTuple):
-    """Short runs that are copied into one message, ordered by owner."""
+class Message(NamedTuple):
+    """Runs of elements that one collective transfers, ordered by owner."""
 
     views: tuple[Tensor, ...]
-    """The runs, as views of the tensors."""
-    places: tuple[slice, ...]
-    """For each rank, the indices of the views that it owns."""
+    """The runs, as views of the tensors; of a direct message, one flat tensor with all runs."""
     ranges: tuple[Range, ...]
-    lengths: tuple[int, ...]
+    """The elements of each rank: of the flat tensor, or of the buffer for the runs."""
+    places: tuple[slice, ...] = ()
+    """For each rank, the indices of the views that it owns. Empty for a direct message."""
+    lengths: tuple[int, ...] = ()
     """The number of elements of each view."""
-    shaped: tuple[int, ...]
+    shaped: tuple[int, ...] = ()
     """The indices of the views that are not flat, since their tensor is not contiguous."""
+
+    @property
+    def is_direct(self) -> bool:
+        """Return True if runs are sent without a copy, at most one for each rank."""
+        return not self.places
 
     @property
     def device(self) -> torch.device:
         return self.views[0].device
 
-    @property
-    def length(self) -> int:
-        return self.ranges[-1][1]
+    def gather(self, transport: Transport) -> Callable[[], object]:
+        """Start to send runs from their owners to all ranks; return a function that waits."""
+        if self.is_direct:
+            return transport.all_gather(self.views[0], self.ranges).wait
+        (buffer, parts), own = self.allocate_buffer(), self.places[transport.rank]
+        copy(parts[own], self.views[own])
+        work = transport.all_gather(buffer, self.ranges)
+
+        def wait() -> None:
+            work.wait()
+            for others in (slice(own.start), slice(own.stop, None)):
+                copy(self.views[others], parts[others])
+
+        return wait
+
+    def reduce(self, transport: Transport) -> Callable[[], object]:
+        """Start to average runs over all ranks at their owners; return a function that waits."""
+        if self.is_direct:
+            return transport.reduce_scatter(self.views[0], self.ranges, average=True).wait
+        (buffer, parts), own = self.allocate_buffer(), self.places[transport.rank]
+        copy(parts, self.views)
+        work = transport.reduce_scatter(buffer, self.ranges, average=True)
+
+        def wait() -> None:
+            work.wait()
+            copy(self.views[own], parts[own])
+
+        return wait
 
     def allocate_buffer(self) -> tuple[Tensor, list[Tensor]]:
         """Return a buffer for the message, and the part of it for each view."""
-        buffer = self.views[0].detach().new_empty(self.length)
+        buffer = self.views[0].detach().new_empty(self.ranges[-1][1])
         pieces = list(buffer.split(list(self.lengths)))
         for place in self.shaped:
             pieces[place] = pieces[place].view(self.views[place].shape)
         return buffer, pieces
 
 
-class MessagePlan(NamedTuple):
-    """Messages that transfer some tensors."""
-
-    direct: tuple[DirectMessage, ...]
-    coalesced: tuple[CoalescedMessage, ...]
-
-
 def plan_messages(
     flats: Iterable[tuple[Tensor, Sequence[Owner]]], small: Iterable[OwnedTensor], size: int
-) -> MessagePlan:
-    """Plan the messages for some tensors.
+) -> tuple[Message, ...]:
+    """Return the messages that transfer some tensors, direct ones first.
 
     Args:
         flats: flat tensors, and the owners of the ranges that are transferred. In a plan with
@@ -85,21 +99,19 @@ def plan_messages(
         size: of the group. A single rank needs no messages.
     """
     if size == 1:
-        return MessagePlan((), ())
-    direct: list[DirectMessage] = []
+        return ()
+    direct: list[Message] = []
     alike: dict[tuple[torch.dtype, torch.device], list[OwnedTensor]] = {}
     left = list(small)
     for flat, owners in flats:
         rounds, rest = _plan_rounds(owners, size)
-        direct += [DirectMessage(flat, ranges) for ranges in rounds]
-        left += [OwnedTensor(flat[start:stop], rank) for rank, (start, stop) in rest]
-    for one in left:
-        if one.tensor.numel():
-            alike.setdefault((one.tensor.dtype, one.tensor.device), []).append(one)
-    return MessagePlan(
-        tuple(direct),
-        tuple(_coalesce(part, size) for own in alike.values() for part in _split_by_size(own)),
-    )
+        direct += [Message((flat,), ranges) for ranges in rounds]
+        left += [(flat[start:stop], rank) for rank, (start, stop) in rest]
+    for tensor, rank in left:
+        if tensor.numel():
+            alike.setdefault((tensor.dtype, tensor.device), []).append((tensor, rank))
+    parts = (part for own in alike.values() for part in _split_by_size(own))
+    return (*direct, *(_coalesce(part, size) for part in parts))
 
 
 def _plan_rounds(
@@ -134,28 +146,28 @@ def _split_by_size(alike: Sequence[OwnedTensor]) -> list[list[OwnedTensor]]:
     """Divide tensors into lists of at most MAX_COALESCED elements."""
     found: list[list[OwnedTensor]] = []
     room = 0
-    for one in alike:
-        length = one.tensor.numel()
+    for tensor, rank in alike:
+        length = tensor.numel()
         if not found or length > room:
             found.append([])
             room = MAX_COALESCED
-        found[-1].append(one)
+        found[-1].append((tensor, rank))
         room -= length
     return found
 
 
-def _coalesce(parts: Sequence[OwnedTensor], size: int) -> CoalescedMessage:
-    ordered = sorted(parts, key=lambda one: one.rank)  # stable: of one rank, in the order given
-    views = [_flat(one.tensor) for one in ordered]
+def _coalesce(parts: Sequence[OwnedTensor], size: int) -> Message:
+    ordered = sorted(parts, key=lambda one: one[1])  # stable: of one rank, in the order given
+    views = [_flat(tensor) for tensor, _ in ordered]
     lengths = [view.numel() for view in views]
     counts, elements = [0] * size, [0] * size
-    for one, length in zip(ordered, lengths, strict=True):
-        counts[one.rank] += 1
-        elements[one.rank] += length
+    for (_, rank), length in zip(ordered, lengths, strict=True):
+        counts[rank] += 1
+        elements[rank] += length
     places = tuple(slice(start, stop) for start, stop in _consecutive_ranges(counts))
     ranges = _consecutive_ranges(elements)
     shaped = tuple(place for place, view in enumerate(views) if view.dim() != 1)
-    return CoalescedMessage(tuple(views), places, ranges, tuple(lengths), shaped)
+    return Message(tuple(views), ranges, places, tuple(lengths), shaped)
 
 
 def _consecutive_ranges(counts: Sequence[int]) -> tuple[Range, ...]:

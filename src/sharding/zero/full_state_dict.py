@@ -95,7 +95,7 @@ def local_content(zero: RangeStepMixin) -> Any:
     """Return the state of this rank in the form in which it is sent.
 
     For a class without functional equivalent, the entries by number of their parameter. Otherwise,
-    by path and name of a state tensor, its shape and this rank's ranges, by their first element.
+    by path and name of a plain entry, its shape and this rank's ranges, by their first element.
     """
     if zero.shards is None:
         numbers = indices_of(zero.param_groups)
@@ -105,10 +105,9 @@ def local_content(zero: RangeStepMixin) -> Any:
             if (param := zero.params[one.path]) in zero.optim.state
         }
     found: dict[str, dict[str, tuple[tuple[int, ...], dict[int, Tensor]]]] = {}
-    for shard, entries in zero.shards.iter_entries(zero.param_groups):
-        chain = zero.shards.chain_of(shard, zero.param_groups)
+    for shard, layout, entries in StateLayouts(zero.shards, zero.param_groups).plain_entries():
         for name, tensor in entries.items():
-            shape, start = shard.position_of(chain, name, tensor)
+            shape, start = layout.place_of(shard, name, tensor)
             if start or not shard.start:  # other state belongs to the owner of the first element
                 _, ranges = found.setdefault(shard.path, {}).setdefault(name, (shape, {}))
                 ranges[start] = tensor.detach().reshape(-1)
@@ -138,9 +137,10 @@ def _to_torch_states(
     numbers, found = indices_of(zero.param_groups), States()
     layouts = StateLayouts(shards, zero.param_groups)
     for path, param, layout in layouts.named(zero.params, states):
-        entries = layout.plain.entries_of(states.pop(path))
         fields, late = layout.plain.dtypes, layout.starts_late
-        written = to_class_entries(entries, shards.recipe.form, fields, starts_late=late)
+        written = to_class_entries(
+            states[path], shards.recipes.whole.form, fields, starts_late=late
+        )
         if written:
             number = numbers[id(param)]
             found[number] = {key: _like_param(one, param) for key, one in written.items()}

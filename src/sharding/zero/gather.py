@@ -4,7 +4,7 @@ In flat buffers, each rank owns one range of each buffer, which is sent without 
 large parameters are sent alone, and small ones are coalesced.
 """
 
-import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -16,9 +16,9 @@ from functional_optim.plan.step_leaves import StepLeaf
 from sharding.ownership import Owner
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, Work
-from sharding.transport.work import StreamEvent
+from sharding.transport.work import PendingWork
 from sharding.zero import coalescing
-from sharding.zero.coalescing import CoalescedMessage, MessagePlan, OwnedTensor, copy
+from sharding.zero.coalescing import Message, OwnedTensor
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
@@ -30,7 +30,7 @@ IN_FLIGHT = 4
 
 def plan_gather(
     memory: ParameterMemory, plan: ShardPlan, paths: Iterable[str], size: int | None = None
-) -> MessagePlan:
+) -> tuple[Message, ...]:
     """Return the messages that gather parameters, in a group of ``size``; by default, a replica."""
     in_buffers: dict[int, list[Owner]] = {}
     flats: list[tuple[Tensor, Sequence[Owner]]] = []
@@ -42,17 +42,23 @@ def plan_gather(
             shifted = [Owner(ranks, at + start, at + stop) for ranks, start, stop in owners]
             in_buffers.setdefault(location.buffer, []).extend(shifted)
         elif location.flat is None:  # not cut
-            small.append(OwnedTensor(location.known, owners[0].ranks[0]))
+            small.append((location.known, owners[0].ranks[0]))
         elif location.flat.numel() >= coalescing.DIRECT:
             flats.append((location.flat, owners))
         else:
-            small += [OwnedTensor(location.flat[a:b], ranks[0]) for ranks, a, b in owners]
+            small += [(location.flat[a:b], ranks[0]) for ranks, a, b in owners]
     flats += [(memory.buffers[number], owners) for number, owners in sorted(in_buffers.items())]
     return coalescing.plan_messages(flats, small, plan.shard_ranks if size is None else size)
 
 
-class GatherWork:
-    """Gather in progress. The parameters are whole after :meth:`wait`.
+def start_gather(
+    memory: ParameterMemory,
+    messages: Sequence[Message],
+    paths: Sequence[str],
+    transports: Mapping[torch.device, Transport],
+    in_flight: int | None = IN_FLIGHT,
+) -> Work:
+    """Start to gather parameters. They are whole after ``wait()`` of the result.
 
     Unless all coalesced messages are in flight at once, they are sent one after another. Then every
     rank must wait, and all ranks in the same order.
@@ -64,63 +70,27 @@ class GatherWork:
         transports: over one group, by device.
         in_flight: maximum number of coalesced messages in flight; None for no limit.
     """
+    direct = [one.gather(transports[one.device]) for one in messages if one.is_direct]
+    left = deque(one for one in messages if not one.is_direct)
+    under_way: deque[Callable[[], object]] = deque()
+    """Functions that wait for coalesced messages."""
+    most = len(left) if in_flight is None else in_flight
 
-    def __init__(
-        self,
-        memory: ParameterMemory,
-        messages: MessagePlan,
-        paths: Sequence[str],
-        transports: Mapping[torch.device, Transport],
-        in_flight: int | None = IN_FLIGHT,
-    ) -> None:
-        self._memory = memory
-        self._paths = paths
-        self._transports = transports
-        self._works: list[Work] = [
-            transports[one.flat.device].all_gather(one.flat, one.ranges) for one in messages.direct
-        ]
-        self._left = list(messages.coalesced)
-        self._in_flight = len(self._left) if in_flight is None else in_flight
-        self._under_way: list[tuple[CoalescedMessage, list[Tensor], Work]] = []
-        self._lock = threading.Lock()
-        self._done: list[StreamEvent] | None = None
-        self._launch()
+    def send() -> None:
+        while left and len(under_way) < most:
+            one = left.popleft()
+            under_way.append(one.gather(transports[one.device]))
 
-    def _launch(self) -> None:
-        """Send messages, up to the limit of messages in flight."""
-        while self._left and len(self._under_way) < self._in_flight:
-            one = self._left.pop(0)
-            transport = self._transports[one.device]
-            (buffer, parts), own = one.allocate_buffer(), one.places[transport.rank]
-            copy(parts[own], one.views[own])
-            self._under_way.append((one, parts, transport.all_gather(buffer, one.ranges)))
+    def finish() -> None:
+        while under_way:
+            under_way.popleft()()
+            send()
+        for wait in direct:
+            wait()
+        memory.mark_changed(paths)
 
-    def wait(self) -> None:
-        """Wait until every parameter is whole. Any thread may call this, any number of times.
-
-        On an accelerator, this only orders the gather before later work on the current stream.
-
-        Raises:
-            TransportError: names the ranks that did not come.
-        """
-        with self._lock:
-            if self._done is not None:
-                for queued in self._done:  # the copies may be in the stream of another thread
-                    queued.wait()
-                return
-            while self._under_way:
-                one, parts, work = self._under_way[0]
-                work.wait()
-                own = one.places[self._transports[one.device].rank]
-                for others in (slice(own.start), slice(own.stop, None)):
-                    copy(one.views[others], parts[others])
-                del self._under_way[0]
-                self._launch()
-            for work in self._works:
-                work.wait()
-            self._works = []
-            self._memory.mark_changed(self._paths)
-            self._done = list(map(StreamEvent, self._transports))
+    send()
+    return PendingWork(finish, transports)
 
 
 def gather_views(

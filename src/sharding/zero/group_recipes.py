@@ -5,14 +5,17 @@ from typing import Any
 
 from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.format import format_value
-from functional_optim.core.links import has_shared_state
-from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_parts import GroupPart
-from functional_optim.frontends.recipe import ComposedRecipe, Recipe, class_of_functional, recipe_of
+from functional_optim.frontends.recipe import (
+    ComposedRecipe,
+    OptimizerRecipe,
+    Recipe,
+    class_of_functional,
+    recipe_of,
+)
 from functional_optim.frontends.torch_groups import require_options
 from functional_optim.kernels import is_measured
-from functional_optim.optimizer import Optimizer
 
 
 class GroupRecipes:
@@ -25,18 +28,20 @@ class GroupRecipes:
         self.whole = whole
         """The recipe with all stages, and with the options that every group has."""
         self._own: list[Recipe] = []
-        self.chains: GroupChains | None = None
-        """If the optimizer has shared scalars, these scalars and the chain of each group."""
-        if self.divides and _has_shared_scalars(whole.optimizer):
-            self.chains = GroupChains(whole.build({}, "cpu"))
-        self.unmet = UnmatchedSelectors(
-            whole.optimizer.links, whole.optimizer.overrides if self.divides else ()
-        )
+        is_composed = isinstance(whole, ComposedRecipe)
+        self.divided = GroupChains(whole.optimizer, divides=True) if is_composed else None
+        """If groups are divided by chain, the chain of each group."""
 
     @property
-    def divides(self) -> bool:
-        """Return True if groups are divided by chain. Totals are then summed by group first."""
-        return isinstance(self.whole, ComposedRecipe)
+    def chains(self) -> GroupChains | None:
+        """If the optimizer has shared scalars, these scalars and the chain of each group."""
+        found = self.divided
+        return None if found is None or not found.has_shared else found
+
+    def check_selectors(self) -> None:
+        """Raise ValueError if an override or a selector matches no parameter."""
+        if self.divided is not None:
+            self.divided.selectors.check()
 
     def of(self, number: int) -> Recipe:
         """Return the recipe of a group."""
@@ -54,24 +59,22 @@ class GroupRecipes:
                 parameters that differ in the stages that need a total over all gradients.
             ValueError: a parameter on which no rule acts.
         """
-        if not isinstance(self.whole, ComposedRecipe) or not isinstance(group["params"], list):
+        if self.divided is None or not isinstance(group["params"], list):
             require_options(group, self.whole.defaults)
             self._own.append(self.whole)
             return [group]
-        parts = self.whole.parts(group, first, self.unmet)
-        for part, _ in parts:
-            if self.chains is None:
-                self._check_totals(part)
-            else:
-                self.chains.parts.append((part.optimizer, part.places))
-        self._own += [own for _, own in parts]
-        return [part.group for part, _ in parts]
+        parts = self.divided.divide(group, first)
+        for part in parts if self.chains is None else ():
+            self._check_totals(part)
+        self.divided.parts += [(part.optimizer, part.places) for part in parts]
+        self._own += [OptimizerRecipe(part.optimizer) for part in parts]
+        return [part.group for part in parts]
 
     def truncate(self, count: int) -> None:
         """Remove the recipes of all groups after the first ``count``."""
         del self._own[count:]
-        if self.chains is not None:
-            del self.chains.parts[count:]
+        if self.divided is not None:
+            del self.divided.parts[count:]
 
     def _check_totals(self, part: GroupPart) -> None:
         """Raise TypeError if a group lacks a stage that needs a total over all gradients."""
@@ -86,10 +89,6 @@ class GroupRecipes:
                 "frozen; put it around the partition, as in chain(clip_by_global_norm(1.0), "
                 "partition(...))"
             )
-
-
-def _has_shared_scalars(optimizer: Optimizer) -> bool:
-    return has_shared_state(optimizer.links, optimizer.overrides)
 
 
 def _name_of(group: Mapping[str, Any]) -> str:

@@ -35,17 +35,16 @@ class Transports(dict[torch.device, Transport]):
         return self[device]
 
 
-def vector_of(addends: Mapping[str, Tensor], plan: ShardPlan) -> Tensor:
-    """Return a float64 vector with an entry for each parameter of a plan; see :func:`vector_at`."""
-    return vector_at(addends, {path: plan.index_of(path) for path in addends}, len(plan.specs))
+def vector_of(addends: Mapping[str, Tensor], plan: ShardPlan, numbers: int = 0) -> Tensor:
+    """Return a float64 vector with an entry for each parameter of a plan; see :func:`vector_at`.
 
-
-def vectors_of(addends: Mapping[str, Tensor], plan: ShardPlan, numbers: int) -> Tensor:
-    """Return a vector for each element of an addend; one vector if addends are scalars."""
+    If addends have ``numbers`` elements each, there is a row for each element.
+    """
+    places, count = {path: plan.index_of(path) for path in addends}, len(plan.specs)
     if not numbers:
-        return vector_of(addends, plan)
+        return vector_at(addends, places, count)
     columns = [{path: row[k] for path, row in addends.items()} for k in range(numbers)]
-    return torch.stack([vector_of(one, plan) for one in columns])
+    return torch.stack([vector_at(one, places, count) for one in columns])
 
 
 def vector_at(addends: Mapping[str, Tensor], places: Mapping[str, int], count: int) -> Tensor:
@@ -108,5 +107,7 @@ def sum_over_ranks(
 
 
 def sum_vector(vector: Tensor) -> Tensor:
-    """Return the sum of a vector, bit for bit as one process sums its elements."""
+    """Return the sum of a vector, or of each row, bit for bit as one process sums the elements."""
+    if vector.dim() > 1:
+        return torch.stack(list(map(sum_vector, vector.unbind())))
     return sum_in_order(vector.tolist())

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
-from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import LeafState
 from functional_optim.core.state_init import init_leaf
 from functional_optim.core.torch_state import (
@@ -22,9 +21,6 @@ from functional_optim.frontends.torch_entries import leaf_states
 from functional_optim.optimizer.bound_buffer import copy_states
 from functional_optim.plan.step_counts import is_step_count
 from sharding.ownership import OwnedRange
-
-FieldKind = Literal["element", "block", "leaf"]
-"""A state tensor has an entry for each element, or for each block, or has any other shape."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +40,6 @@ class LocalShard:
     """``.optim.state``, with an entry for each shard that has state."""
     was_made: bool = False
     """True if state was created. A caller may have removed it since, or have set other state."""
-    _kinds: dict[str, FieldKind] | None = field(default=None, repr=False)
     _init_hypers: tuple[Any, ...] | None = field(default=None, repr=False)
     """The hyper-parameters with which the state was created."""
 
@@ -54,7 +49,7 @@ class LocalShard:
 
     def init_entries(self, chain: GroupChain) -> dict[str, Any]:
         """Return the entries of the state before the first step."""
-        self.was_made, self._kinds, self._init_hypers = True, None, chain.hypers
+        self.was_made, self._init_hypers = True, chain.hypers
         with torch.no_grad():
             made = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
         return to_entries(chain.stages, chain.hypers, self.tensor, made)
@@ -96,10 +91,6 @@ class LocalShard:
             entries.update(made)  # the caller changed them, or an option was turned on
         return state
 
-    def entries(self, chain: GroupChain) -> dict[str, Tensor]:
-        """Return the state as torch.optim has it, "step" first, without copies."""
-        return to_entries(chain.stages, chain.hypers, self.tensor, self.state_for(chain))
-
     def read_entries(self, chain: GroupChain, entries: Mapping[str, Any]) -> LeafState:
         """Return checked torch-like entries, in the shape of the shard, as a state."""
         return from_entries(
@@ -109,21 +100,6 @@ class LocalShard:
     def copy_state(self, chain: GroupChain, state: LeafState) -> None:
         """Copy the values of another state of the shard."""
         copy_states([self.state_for(chain)], [state])
-
-    def position_of(
-        self, chain: GroupChain, name: str, tensor: Tensor
-    ) -> tuple[tuple[int, ...], int]:
-        """Return the shape of a whole parameter's state tensor, and the shard's offset."""
-        if self.whole:
-            return tuple(tensor.shape), 0
-        if self._kinds is None:
-            self._kinds = field_kinds_of(chain, self.tensor)
-        kind, block = self._kinds.get(name, "leaf"), block_size_of(chain.stages)
-        if kind == "element":
-            return tuple(self.param.shape), self.start
-        if kind == "block":
-            return (-(-self.param.numel() // block),), self.start // block
-        return tuple(tensor.shape), 0
 
     def gradient_from(self, given: Any) -> Tensor:
         """Return the gradient of the shard, in its shape, from one of the shard or its parameter.
@@ -155,24 +131,3 @@ def slice_gradient(grad: Tensor, one: LocalShard | OwnedRange) -> Tensor:
             "take a policy that leaves parameters whole, or dense gradients"
         )
     return grad.reshape(-1)[one.start : one.stop]
-
-
-def field_kinds_of(chain: GroupChain, like: Tensor) -> dict[str, FieldKind]:
-    """Return the kind of each state tensor of a chain, by torch's name for the tensor.
-
-    The state of three blocks shows the kinds. Empty for a chain that needs whole parameters.
-    """
-    if any(stage.kind != "pointwise" for stage in chain.stages):
-        return {}
-    block = block_size_of(chain.stages)
-    with torch.no_grad():
-        probe = like.detach().new_zeros(3 * block)
-        state = init_leaf(chain.stages, chain.hypers, probe)
-        entries = to_entries(chain.stages, chain.hypers, probe, state)
-    return {name: _kind(tensor, block) for name, tensor in entries.items()}
-
-
-def _kind(tensor: Tensor, block: int) -> FieldKind:
-    if tensor.shape == (3 * block,):
-        return "element"
-    return "block" if tensor.shape == (3,) else "leaf"

@@ -27,7 +27,6 @@ class LocalShards:
         self, recipes: GroupRecipes, memory: ParameterMemory, plan: ShardPlan, rank: int
     ) -> None:
         self.recipes = recipes
-        self.recipe = recipes.whole
         self.states: MutableMapping[Tensor, dict[str, Any]] = defaultdict(dict)
         """torch's dicts of state, by the tensors in the groups of ``.optim``."""
         self.chains = ChainCache(recipes.of)
@@ -131,12 +130,6 @@ class LocalShards:
     def with_state(self) -> Iterator[LocalShard]:
         return (one for one in self.every() if one.has_state)
 
-    def iter_entries(self, groups: Groups) -> Iterator[tuple[LocalShard, dict[str, Tensor]]]:
-        """Yield every shard that has state, and its entries in ``.optim``."""
-        self.complete(groups)
-        for one in self.with_state():
-            yield one, one.entries(self.chain_of(one, groups))
-
     def is_frozen(self, shard: LocalShard) -> bool:
         """Return True if no stage acts on a shard: it is never stepped, and has no state."""
         return not self.recipes.of(shard.group).optimizer.links
@@ -144,7 +137,7 @@ class LocalShards:
     def _has_frozen_state(self, shard: LocalShard) -> bool:
         """Return True if a shard has state even if it is not trained, as with torch's class."""
         known = shard.tensor.is_floating_point() or shard.tensor.is_complex()
-        return self.recipe.form.frozen and known
+        return self.recipes.whole.form.frozen and known
 
     def match_ranges(
         self, gradients: Gradients

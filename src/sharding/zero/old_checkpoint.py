@@ -72,12 +72,7 @@ def state_dict_of(old: OldCheckpoint) -> dict[str, Any]:
 def distributed_state_dict_of(old: OldCheckpoint) -> dict[str, Any]:
     """Return an old checkpoint as ``get_optimizer_state_dict`` returns it for a ZeRO: by name."""
     groups = [{**_options(old, group), "params": list(group["params"])} for group in old.groups]
-    states = {
-        path: with_class_step(
-            {name: one for name, one in entries.items() if name != "step"}, entries, old.form
-        )
-        for path, entries in _plain(old).items()
-    }
+    states = {path: with_class_step(entries, old.form) for path, entries in _plain(old).items()}
     return {"state": states, "param_groups": groups}
 
 

@@ -22,7 +22,7 @@ from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import GroupRank, global_rank, resolve_group
 from sharding.zero.checkpoint_mixin import CheckpointMixin, write_states
-from sharding.zero.coalescing import MessagePlan
+from sharding.zero.coalescing import Message
 from sharding.zero.group_recipes import GroupRecipes, build_zero_recipe
 from sharding.zero.groups import Transports, shard_group
 from sharding.zero.load import load
@@ -31,7 +31,7 @@ from sharding.zero.norm import clip_gradients
 from sharding.zero.owned_groups import OwnedGroup, add_foreign_group, foreign_optimizer
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import FixedGroups, named_params, parse_group, parse_params
-from sharding.zero.plan import agree_on_plan, build_plan, extend_plan, named_policy
+from sharding.zero.plan import agree_on_plan, build_plan, extend_plan
 from sharding.zero.shard_optimizer import ShardOptimizer, load_with_hooks
 from sharding.zero.step_agreement import StepWithOthers, agree_on_step
 
@@ -128,7 +128,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         given = parse_params(params)
         recipe = build_zero_recipe(optimizer_class, defaults, executor, overlap=overlap_with_ddp)
         self._recipes = None if recipe is None else GroupRecipes(recipe)
-        self._policy, self._built = named_policy(policy), False
+        self._policy, self._built = policy, False
         torch.optim.Optimizer.__init__(
             self, given, dict(defaults if recipe is None else recipe.defaults)
         )
@@ -151,7 +151,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         self._transports = self._sum_transports
         if self.plan.replicas > 1:
             self._transports = Transports(shard_group(self.process_group, self.plan))
-        self._messages: dict[tuple[tuple[str, ...], int], MessagePlan] = {}
+        self._messages: dict[tuple[tuple[str, ...], int], tuple[Message, ...]] = {}
         self._local: ShardOptimizer | None = None
         if self._recipes is not None:
             shards = LocalShards(self._recipes, self._memory, self.plan, self.rank)
@@ -323,7 +323,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         if self._recipes is None:
             super().add_param_group(group)
             return
-        is_composed = self._recipes.divides
+        is_composed = self._recipes.divided is not None
         if is_composed:
             self.defaults = {}  # each part has only its own options
         first = len(params_of_groups(self.param_groups))

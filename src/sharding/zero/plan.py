@@ -43,7 +43,7 @@ def build_plan(
             parameters that cannot be cut.
     """
     if recipes is not None:
-        recipes.unmet.check()
+        recipes.check_selectors()
     check_dtypes(params, groups, recipes)
     specs = specs_of_groups(params, groups, group_kinds(recipes, groups))
     if given is None:
@@ -111,20 +111,6 @@ def agree_on_plan(
     return made[0]
 
 
-def named_policy(policy: str | Policy) -> str | Policy:
-    """Return a policy with the same name on all ranks: the name of a partial has an address."""
-    if not isinstance(policy, functools.partial):
-        return policy
-
-    def with_options(problem: Problem, **options: Any) -> Assignment:
-        found: Assignment = policy(problem, **options)
-        return found
-
-    functools.update_wrapper(with_options, policy)  # with its signature
-    with_options.__name__ = getattr(policy.func, "__name__", "partial")
-    return with_options
-
-
 def extend_plan(
     plan: ShardPlan,
     params: Mapping[str, Tensor],
@@ -138,9 +124,7 @@ def extend_plan(
     kinds = group_kinds(recipes, groups)
     specs = tuple(one for one in specs_of_groups(params, groups, kinds) if one.path not in known)
     options = _policy_options(specs, recipes, groups, policy)
-    made = plan.extended(specs, policy=_policy_within(plan, policy), **options)
-    check_cuts(made, params, recipes)
-    return made
+    return plan.extended(specs, policy=_policy_within(plan, policy), **options)
 
 
 def _policy_within(plan: ShardPlan, policy: str | Policy) -> str | Policy:

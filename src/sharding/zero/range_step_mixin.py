@@ -14,10 +14,10 @@ from functional_optim.frontends.averaged_params import AveragedParams, Views
 from functional_optim.frontends.loss_scale import Scaling
 from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
-from sharding.transport import Transport
-from sharding.zero.coalescing import MessagePlan
-from sharding.zero.gather import GatherWork, gather_views, plan_gather
-from sharding.zero.groups import Transports, sum_over_ranks, sum_vector, vectors_of
+from sharding.transport import Transport, Work
+from sharding.zero.coalescing import Message
+from sharding.zero.gather import gather_views, plan_gather, start_gather
+from sharding.zero.groups import Transports, sum_over_ranks, sum_vector, vector_of
 from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import FixedGroups
@@ -42,7 +42,7 @@ class RangeStepMixin(AveragedParams):
     _memory: ParameterMemory
     _fixed_groups: FixedGroups
     _local: ShardOptimizer | None
-    _messages: dict[tuple[tuple[str, ...], int], MessagePlan]
+    _messages: dict[tuple[tuple[str, ...], int], tuple[Message, ...]]
     _transports: Transports
     """Over the ranks of one replica."""
     _sum_transports: Transports
@@ -83,41 +83,10 @@ class RangeStepMixin(AveragedParams):
         """Raise ValueError if a parameter was added to a group, or removed from one, by hand."""
         self._fixed_groups.check(self.param_groups)
 
-    def begin_iteration(self) -> None:
-        """Begin an iteration, in which every owned range is stepped exactly once.
-
-        Raises:
-            RuntimeError: the last iteration did not end; names the ranges that were not stepped.
-            ValueError: as for :meth:`check_groups`.
-        """
-        self.check_groups()
-        self._steps.begin_iteration()
-
-    def end_iteration(self) -> None:
-        """End an iteration.
-
-        Raises:
-            RuntimeError: names owned trainable parameters that were neither stepped nor declared
-                unused.
-        """
-        self._steps.end_iteration()
-        self.mark_stepped()
-
     def mark_stepped(self) -> None:
         """Note a step of all ranks: delete collected state, and let schedulers see the step."""
         self._collected = None  # also on a rank that owned nothing
         self._opt_called = True  # else torch's schedulers warn that there was no step
-
-    def skip(self, paths: Iterable[str]) -> None:
-        """Declare that these parameters have no gradient in this iteration.
-
-        Raises:
-            ValueError: an unknown path.
-        """
-        declared = list(paths)
-        for path in declared:
-            self.plan.index_of(path)
-        self._steps.skip(declared)
 
     def step_owned(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> None:
         """Step some ranges in place, with the current options of ``param_groups``.
@@ -132,7 +101,6 @@ class RangeStepMixin(AveragedParams):
             measured: the totals that the chain needs: see :meth:`measure`.
 
         Raises:
-            RuntimeError: a range that was stepped in this iteration already, or declared unused.
             ValueError: a range that this rank does not own; a gradient or an option that does not
                 fit. Nothing has changed.
 
@@ -150,7 +118,7 @@ class RangeStepMixin(AveragedParams):
         shards, given = self._own.match_ranges(gradients)
         self._collected = None
         self._find_memory(self.params if self.steps_at_once else gradients)
-        self._steps.step_some(shards, given, measured)
+        self._steps.step_every(given, measured, shards)
         self._memory.mark_changed(gradients)
 
     def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
@@ -171,7 +139,7 @@ class RangeStepMixin(AveragedParams):
         shards, given = self._own.match_ranges(gradients)
         self._find_memory(self.params if self.steps_at_once else gradients)
         addends, numbers = self._steps.addends(given, measured, shards)
-        return vectors_of(addends, self.plan, numbers)
+        return vector_of(addends, self.plan, numbers)
 
     def total(self, addends: Tensor) -> Tensor:
         """Return the sum over all parameters and ranks, for the argument ``measured``. Collective.
@@ -184,7 +152,7 @@ class RangeStepMixin(AveragedParams):
         Raises:
             TransportError: a rank died, or did not come; names it.
         """
-        return self.summed(self.sum_over_ranks([addends], addends.shape))
+        return sum_vector(self.sum_over_ranks([addends], addends.shape))
 
     def sum_over_ranks(
         self, vectors: Iterable[Tensor], shape: Sequence[int], transport: Transport | None = None
@@ -203,17 +171,7 @@ class RangeStepMixin(AveragedParams):
         transport = self._sum_transports[device] if transport is None else transport
         return sum_over_ranks(vectors, shape, self.plan, transport, device)
 
-    def summed(self, vector: Tensor) -> Tensor:
-        """Return the sum over all parameters, in the order in which one process sums them.
-
-        Args:
-            vector: an entry for each parameter, in float64, on the CPU; or several such rows.
-        """
-        if vector.dim() > 1:
-            return torch.stack(list(map(self.summed, vector.unbind())))
-        return sum_vector(vector)
-
-    def gather_ranges(self, paths: Iterable[str] | None = None) -> GatherWork:
+    def gather_ranges(self, paths: Iterable[str] | None = None) -> Work:
         """Start to gather parameters, by default all trained parameters. Collective.
 
         Args:
@@ -227,9 +185,9 @@ class RangeStepMixin(AveragedParams):
         if (chosen, size) not in self._messages and len(self._messages) >= MOST_GATHERS:
             self._messages.clear()  # each step trains other parameters
         messages = self._messages_of(chosen, size)
-        return GatherWork(self._memory, messages, chosen, self._transports)
+        return start_gather(self._memory, messages, chosen, self._transports)
 
-    def gather_over(self, transport: Transport, paths: tuple[str, ...]) -> GatherWork:
+    def gather_over(self, transport: Transport, paths: tuple[str, ...]) -> Work:
         """Gather parameters over a transport of the caller; the same paths at every step.
 
         Autograd is not told about the writes: the caller knows when nothing reads the parameters.
@@ -240,9 +198,9 @@ class RangeStepMixin(AveragedParams):
         """
         messages = self._messages_of(paths, transport.size)
         transports = {self.params[paths[0]].device: transport}
-        return GatherWork(self._memory, messages, (), transports, in_flight=None)
+        return start_gather(self._memory, messages, (), transports, in_flight=None)
 
-    def _messages_of(self, paths: tuple[str, ...], size: int) -> MessagePlan:
+    def _messages_of(self, paths: tuple[str, ...], size: int) -> tuple[Message, ...]:
         """Return the messages that gather parameters, for their current memory."""
         self._find_memory(paths)
         found = self._messages.get((paths, size))
@@ -310,7 +268,7 @@ class RangeStepMixin(AveragedParams):
 
     def _total(self, addends: Mapping[str, Tensor], numbers: int) -> Tensor:
         """Return the total of addends by path, with ``numbers`` elements each; 0 for scalars."""
-        return self.total(vectors_of(addends, self.plan, numbers))
+        return self.total(vector_of(addends, self.plan, numbers))
 
     @property
     def _steps(self) -> ShardOptimizer:

@@ -11,7 +11,6 @@ from torch import Tensor
 from functional_optim._torch import load_state_dict_hooks, with_own_step_hooks
 from functional_optim.core.checks import check_measured
 from functional_optim.core.dynamo import disable_compile
-from functional_optim.core.format import format_names
 from functional_optim.core.hyper import copy_tensors
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import has_gates
@@ -20,7 +19,6 @@ from functional_optim.frontends.torch_groups import options_of, params_of_groups
 from functional_optim.kernels import needs_total
 from functional_optim.plan.guard import grads_of
 from functional_optim.plan.shared_numbers import shared_by_name
-from sharding.zero.iteration import Iteration
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.owned_groups import OwnedGroup
@@ -58,9 +56,6 @@ class ShardOptimizer(torch.optim.Optimizer):
         self.owned = shards
         """All shards of the rank."""
         self._groups: list[Any] = [*param_groups]
-        self._iteration: Iteration[LocalShard] = Iteration()
-        self._skipped: set[str] = set()
-        """The parameters that are declared unused in this iteration."""
         self.chains = shards.recipes.chains
         """The shared scalars. None if the optimizer has none, so that shards are stepped alone."""
         self._trained: set[str] = set()
@@ -71,7 +66,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         self._count = 0
         """Number of shards with state in these plans."""
         # torch adds to the defaults, so it gets a copy. It needs a group, which is not used.
-        super().__init__([{"params": []}], dict(shards.recipe.defaults))
+        super().__init__([{"params": []}], dict(shards.recipes.whole.defaults))
         self._write_shared()
         self.complete()
 
@@ -141,7 +136,7 @@ class ShardOptimizer(torch.optim.Optimizer):
     @property
     def measured_stages(self) -> int:
         """Number of totals over the gradients of all ranks that a step needs."""
-        return sum(map(needs_total, self.owned.recipe.optimizer.stages))
+        return sum(map(needs_total, self.owned.recipes.whole.optimizer.stages))
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -156,7 +151,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         The result is the same on all ranks. With gates, it has parameters that were trained before,
         because a gate may have kept their gradients.
         """
-        if not has_gates(self.owned.recipe.optimizer.links):
+        if not has_gates(self.owned.recipes.whole.optimizer.links):
             return trained
         self._trained.update(trained)
         return {*self._trained}
@@ -204,7 +199,8 @@ class ShardOptimizer(torch.optim.Optimizer):
         Args:
             gradients: returns the gradients of the tensors of shards.
             measured: all totals that stages need.
-            shards: that have gradients; None for all shards.
+            shards: that have gradients; None for all shards. With shared scalars, all shards are
+                stepped, and the other shards have no gradient.
 
         Raises:
             TypeError, ValueError: a gradient or an option that does not fit, a total that is
@@ -216,63 +212,12 @@ class ShardOptimizer(torch.optim.Optimizer):
                     f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
                     f"{len(measured)}; make them with measure() and total()"
                 )
-            check_measured(self.owned.recipe.optimizer.stages, measured)
+            check_measured(self.owned.recipes.whole.optimizer.stages, measured)
             self.complete()
             plans = self._plans_of(shards)
             for call in plans.prepare(self.param_groups, gradients, measured):
                 defer_interrupts(call)
             self._write_shared()
-
-    def begin_iteration(self) -> None:
-        """Begin an iteration. Raise RuntimeError if the last iteration did not end."""
-        expected, self._skipped = self._expected(), set()
-        self._iteration.begin(expected, lambda one: one.path)
-
-    def skip(self, paths: Iterable[str]) -> None:
-        """Declare that parameters have no gradient in this iteration."""
-        self._skipped.update(paths)
-
-    def end_iteration(self) -> None:
-        """End an iteration. Raise RuntimeError if a shard was neither stepped nor skipped."""
-        if not self._iteration.is_open:
-            raise RuntimeError("there is no iteration to end; call begin_iteration() first")
-        missing = [one.path for one in self._iteration.close(self._expected())]
-        self._skipped = set()
-        if missing:
-            raise RuntimeError(
-                f"owned by this rank and never stepped in this iteration: {format_names(missing)}; "
-                "declare parameters that no gradient came for with skip(paths)"
-            )
-
-    def _expected(self) -> list[LocalShard]:
-        """Return the shards that this iteration is to step."""
-        every = self.owned.every()
-        return [one for one in every if one.param.requires_grad and one.path not in self._skipped]
-
-    def step_some(
-        self, shards: tuple[LocalShard, ...], gradients: Gradients, measured: Sequence[Tensor]
-    ) -> None:
-        """Step some shards, and track which shards an iteration has stepped.
-
-        With shared scalars, this is a step of all shards; the other shards have no gradient.
-        Raise RuntimeError for a shard that this iteration has stepped, or declared unused.
-        """
-        with self._lock:
-            unused = next((one.path for one in shards if one.path in self._skipped), None)
-            if unused is not None:
-                raise RuntimeError(
-                    f"the parameter {unused!r} was declared unused in this iteration, and is "
-                    "to be stepped now"
-                )
-            one = self._iteration.find_repeated(shards)
-            if one is not None:
-                raise RuntimeError(
-                    f"elements [{one.start}, {one.stop}) of the parameter {one.path!r} were "
-                    "stepped already in this iteration, and are to be stepped again"
-                )
-            self.step_every(gradients, measured, shards)
-            if self._iteration.is_open:
-                self._iteration.add(shards)
 
     def addends(
         self,
@@ -288,7 +233,7 @@ class ShardOptimizer(torch.optim.Optimizer):
             self.complete()
             if not self.measured_stages:
                 raise ValueError("this chain needs no total over all gradients: step without it")
-            stages = self.owned.recipe.optimizer.stages
+            stages = self.owned.recipes.whole.optimizer.stages
             check_measured(stages, measured, asked=1)
             stage = [one for one in stages if needs_total(one)][len(measured)]
             found = self._plans_of(shards).addends(self.param_groups, gradients, measured)

@@ -1,21 +1,13 @@
 """State dict of one rank's part, for ``torch.distributed.checkpoint``."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from functional_optim.frontends.recipe import StateDictForm
-from functional_optim.storage.conversion import find_field_tensors
 from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks, check_origin
 from sharding.transport.groups import GroupRank, format_ranks
-from sharding.zero.local_shard import LocalShard
 from sharding.zero.params import indices_of
 from sharding.zero.range_step_mixin import RangeStepMixin
-from sharding.zero.state_layout import StateLayout, StateLayouts, with_class_step
-
-_Place = tuple[tuple[int, ...], int]
-"""The shape of a state tensor for its whole parameter, and the offset of a shard in it."""
+from sharding.zero.state_layout import StateLayouts, with_class_step
 
 
 def sharded_states(zero: RangeStepMixin) -> dict[int, dict[str, Any]]:
@@ -29,10 +21,10 @@ def sharded_states(zero: RangeStepMixin) -> dict[int, dict[str, Any]]:
     assert shards is not None, "checked by state_dict()"
     layouts, origin = StateLayouts(shards, zero.param_groups), _origin(zero)
     found: dict[int, dict[str, Any]] = {}
-    for shard, entries in shards.iter_entries(zero.param_groups):
+    for shard, layout, entries in layouts.plain_entries():
         own = found.setdefault(numbers[id(shard.param)], {})
-        written = _class_entries(shards.recipe.form, shard, entries, layouts.of(shard))
-        for name, (shape, start), value in written:
+        for name, value in with_class_step(entries, shards.recipes.whole.form).items():
+            shape, start = layout.place_of(shard, name, value)
             ranges = {**own[name].ranges} if name in own else {}
             ranges[start] = value.detach().reshape(-1)
             own[name] = FlatRanges(shape, ranges, value.dtype, value.device, origin)
@@ -40,20 +32,6 @@ def sharded_states(zero: RangeStepMixin) -> dict[int, dict[str, Any]]:
         if param.requires_grad:
             found.setdefault(numbers[id(param)], OnOtherRanks(origin))
     return dict(sorted(found.items()))
-
-
-def _class_entries(
-    form: StateDictForm, shard: LocalShard, entries: Mapping[str, Tensor], layout: StateLayout
-) -> Iterator[tuple[str, _Place, Tensor]]:
-    """Yield (name, place, value) of a shard's entries, as the class writes them."""
-    places = {name: shard.position_of(layout.chain, name, value) for name, value in entries.items()}
-    if layout.plain.stored:
-        kept = find_field_tensors(layout.plain.dtypes, entries)
-        places.update({field: places[one.values] for field, one in kept.items()})
-        entries = layout.plain.entries_of(entries)
-    rest = {name: value for name, value in entries.items() if name != "step"}
-    for name, value in with_class_step(rest, entries, form).items():
-        yield name, places[name], value
 
 
 def _origin(zero: RangeStepMixin) -> str:

@@ -1,13 +1,14 @@
 """Layout of the state of a parameter, and conversion of saved state to it, range by range."""
 
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.core.stage import block_size_of
-from functional_optim.core.torch_state import starts_in_first_step
+from functional_optim.core.state_init import init_leaf
+from functional_optim.core.torch_state import starts_in_first_step, to_entries
 from functional_optim.frontends.recipe import GroupChain, StateDictForm
 from functional_optim.frontends.torch_checkpoint import torch_step
 from functional_optim.storage.conversion import (
@@ -21,9 +22,12 @@ from functional_optim.storage.conversion import (
 from functional_optim.storage.param_storage import value_of
 from functional_optim.storage.state_storage import BLOCK
 from sharding.transport import Range
-from sharding.zero.local_shard import FieldKind, LocalShard, field_kinds_of
+from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.params import Groups
+
+FieldKind = Literal["element", "block", "leaf"]
+"""A state tensor has an entry for each element, or for each block, or has any other shape."""
 
 
 class StateLayout(NamedTuple):
@@ -37,6 +41,15 @@ class StateLayout(NamedTuple):
     """Number of elements for which a field of the kind "block" has one entry."""
     starts_late: bool
     """True if torch creates all state of this parameter in its first step."""
+
+    def place_of(self, shard: LocalShard, name: str, tensor: Tensor) -> tuple[tuple[int, ...], int]:
+        """Return the shape of a whole parameter's plain entry, and the shard's offset in it."""
+        kind = "element" if name in self.plain.extras else self.kinds.get(name, "leaf")
+        if shard.whole or kind == "leaf":
+            return tuple(tensor.shape), 0
+        if kind == "element":
+            return tuple(shard.param.shape), shard.start
+        return (-(-shard.param.numel() // self.block_size),), shard.start // self.block_size
 
 
 class StateLayouts:
@@ -59,6 +72,15 @@ class StateLayouts:
             self._known[kind] = _layout(chain, param)
         return self._known[kind]
 
+    def plain_entries(self) -> Iterator[tuple[LocalShard, StateLayout, dict[str, Tensor]]]:
+        """Yield every shard that has state, its layout, and its entries, with "step"."""
+        self._shards.complete(self._groups)
+        for shard in self._shards.with_state():
+            layout = self.of(shard)
+            chain, tensor = self._shards.chain_of(shard, self._groups), shard.tensor
+            entries = to_entries(chain.stages, chain.hypers, tensor, shard.state_for(chain))
+            yield shard, layout, layout.plain.entries_of(entries)
+
     def named(
         self, params: Mapping[str, Tensor], wanted: Container[str]
     ) -> Iterator[tuple[str, Tensor, StateLayout]]:
@@ -70,10 +92,31 @@ class StateLayouts:
                     yield paths[id(param)], param, self.at(number, param)
 
 
+def _field_kinds(chain: GroupChain, like: Tensor) -> dict[str, FieldKind]:
+    """Return the kind of each state tensor of a chain, by torch's name for the tensor.
+
+    The state of three blocks shows the kinds. Empty for a chain that needs whole parameters.
+    """
+    if any(stage.kind != "pointwise" for stage in chain.stages):
+        return {}
+    block = block_size_of(chain.stages)
+    with torch.no_grad():
+        probe = like.detach().new_zeros(3 * block)
+        state = init_leaf(chain.stages, chain.hypers, probe)
+        entries = to_entries(chain.stages, chain.hypers, probe, state)
+    return {name: _kind(tensor, block) for name, tensor in entries.items()}
+
+
+def _kind(tensor: Tensor, block: int) -> FieldKind:
+    if tensor.shape == (3 * block,):
+        return "element"
+    return "block" if tensor.shape == (3,) else "leaf"
+
+
 def _layout(chain: GroupChain, key: Tensor) -> StateLayout:
     form = plain_form(chain.stages, chain.hypers, key.shape, key.dtype)
     like = key.detach().new_empty(0, dtype=torch.float32) if form.stored else key
-    kinds = field_kinds_of(chain._replace(stages=form.stages, hypers=form.hypers), like)
+    kinds = _field_kinds(chain._replace(stages=form.stages, hypers=form.hypers), like)
     late = starts_in_first_step(form.stages, form.hypers, like)
     return StateLayout(chain, form, kinds, block_size_of(form.stages), late)
 
@@ -156,14 +199,12 @@ def to_class_entries(
     if begins and not schema.eager:
         return {}
     # torch would treat a buffer of zeros as the buffer of a later step.
-    left_out = {"step", *(fields if begins and starts_late else ())}
-    return with_class_step(
-        {key: value for key, value in entries.items() if key not in left_out}, entries, schema
-    )
+    left_out = [*fields] if begins and starts_late else []
+    kept = {key: value for key, value in entries.items() if key not in left_out}
+    return with_class_step(kept, schema)
 
 
-def with_class_step(
-    rest: Mapping[str, Tensor], entries: Mapping[str, Tensor], schema: StateDictForm
-) -> dict[str, Tensor]:
-    """Add the step count of ``entries`` to ``rest``, if the class writes one for each parameter."""
-    return {"step": torch_step(entries["step"]), **rest} if schema.counts_steps else dict(rest)
+def with_class_step(entries: Mapping[str, Tensor], schema: StateDictForm) -> dict[str, Tensor]:
+    """Return entries with the step count as a class writes it, if it counts for each parameter."""
+    rest = {key: value for key, value in entries.items() if key != "step"}
+    return {"step": torch_step(entries["step"]), **rest} if schema.counts_steps else rest

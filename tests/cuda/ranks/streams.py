@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hooks.averaging.rank_means import RankMeans
 from sharding.transport import NcclTransport
-from sharding.zero.coalescing import CoalescedMessage
+from sharding.zero.coalescing import Message
 from tests.zero_hooks.cases import CASES
 from tests.zero_hooks.runs import Run, compare
 
@@ -47,7 +47,7 @@ def late_streams(seed: int) -> Iterator[None]:
         for owner, name in (
             (NcclTransport, "reduce_scatter"),
             (NcclTransport, "all_gather"),
-            (CoalescedMessage, "allocate_buffer"),
+            (Message, "allocate_buffer"),
         ):
             found = getattr(owner, name)
             late = _late(chance, found)
@@ -92,7 +92,7 @@ def background_means(iterations: int) -> dict[str, Any]:
             pending = means.launch([one])
             one.zero_()  # launch() has copied the tensor
             delay(chance)
-            (got,) = pending.wait()
+            (got,) = pending()
             kept = got.clone()
             got.fill_(-1.0)  # overwrite the memory of the mean after its use
             want = number + (size - 1) / 2
