@@ -32,6 +32,7 @@ from hooks import apply_optimizer_in_backward
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import case
 from tests.composition.trees import kind
+from tests.dtensors import cut
 
 LR, STEPS = 0.1, 3
 
@@ -68,8 +69,8 @@ def by_hand(dtype: torch.dtype) -> nn.Module:
     model, over = plain(dtype), mesh()
     for layer in model:
         if isinstance(layer, nn.Linear):
-            layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), over, [Shard(1)]))
-            layer.bias = nn.Parameter(distribute_tensor(layer.bias.detach(), over, [Replicate()]))
+            layer.weight = nn.Parameter(cut(layer.weight.detach(), over, [Shard(1)]))
+            layer.bias = nn.Parameter(cut(layer.bias.detach(), over, [Replicate()]))
     return model
 
 
@@ -89,7 +90,7 @@ def set_gradients(model: nn.Module, step: int, kind: str, *, missing: bool) -> N
             drawn = torch.Generator().manual_seed(100 * step + place)
             full = torch.randn(param.shape, generator=drawn, dtype=torch.float64).to(param.dtype)
             assert isinstance(param, DTensor)
-            param.grad = distribute_tensor(full, param.device_mesh, param.placements)
+            param.grad = cut(full, param.device_mesh, param.placements)
     if missing:
         next(model.parameters()).grad = None
 

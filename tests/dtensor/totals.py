@@ -2,8 +2,8 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -53,6 +53,7 @@ from functional_optim.core.leaf import needs_total
 from functional_optim.core.local_shards import check_placements
 from functional_optim.core.stage import Stage
 from tests.choices import EVERYTHING, case
+from tests.dtensors import gather
 from tests.tensors import normal
 
 from .jobs import MODELS, WAYS, Way, plain, set_gradients
@@ -271,23 +272,8 @@ def _as_one_process(model: str, optimizer: Optimizer, way: Way, *, is_broken: bo
             step(own)
         assert all(isinstance(param, DTensor) for param in ours.parameters())
         for param, part in zip(gather(ours.parameters()), twin.parameters(), strict=True):
-            assert param is not None
             change = (param - part).abs().max().item()
             assert change < 1e-9, (number, change)
-
-
-def gather(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """Return whole tensors, by one collective for all; None where a tensor is missing."""
-    given: list[Any] = [*tensors]
-    shards = [None if one is None else one.detach().to_local() for one in given]
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, shards)
-    return [
-        torch.cat([part[place] for part in parts], one.placements[0].dim)
-        if one is not None and one.placements[0].is_shard()
-        else shards[place]
-        for place, one in enumerate(given)
-    ]
 
 
 def collectives() -> None:
