@@ -3,6 +3,7 @@
 import atexit
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from sharding.testing import Outcome, RankPool
@@ -46,6 +47,16 @@ def run_ranks(
         with RankPool(start="forkserver") as pool:
             return _run(pool, jobs, ranks, seconds)
     return _run(POOL, jobs, ranks, seconds)
+
+
+def run_at_once(jobs: Mapping[str, Job], *, ranks: int, seconds: float) -> Outcomes:
+    """Run all jobs at the same time, each on new processes: for jobs that wait for a timeout."""
+
+    def run(name: str) -> Outcomes:
+        return run_ranks({name: jobs[name]}, ranks=ranks, seconds=seconds, fresh=True)
+
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        return {name: found[name] for name, found in zip(jobs, threads.map(run, jobs), strict=True)}
 
 
 def _run(pool: RankPool, jobs: Mapping[str, Job], ranks: int, seconds: float) -> Outcomes:

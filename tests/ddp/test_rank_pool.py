@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sharding.testing import RankPool
+from sharding.testing import RankPool, rank_pool
 
 from . import trouble
 
@@ -44,14 +44,14 @@ def test_a_hang_says_which_rank_was_where_and_ends(pool: RankPool) -> None:
     stuck = pool.run(
         trouble.waits_for_the_other,
         ranks=2,
-        silent_seconds=5,
+        silent_seconds=2,
         group_seconds=600,
         tell=lambda rank, place: told.append((rank, place)),
     )
     assert sorted(told) == [(0, "the barrier"), (1, "the work")]
     for outcome in stuck:
         assert outcome.error is not None
-        assert outcome.error.startswith("hang: no rank went on for 5 s\nrank 0 was at the barrier")
+        assert outcome.error.startswith("hang: no rank went on for 2 s\nrank 0 was at the barrier")
         assert "rank 1 was at the work" in outcome.error
         assert "in waits_for_the_other" in outcome.error  # the stacks of both
         assert "in sleeps_too_long" in outcome.error
@@ -66,8 +66,11 @@ def test_a_rank_that_dies_is_no_hang(pool: RankPool) -> None:
         assert outcome.error.startswith("a rank died: rank 1, exit code 7")
 
 
-def test_after_a_death_those_that_wait_for_one_that_is_done_are_told(pool: RankPool) -> None:
+def test_after_a_death_those_that_wait_for_one_that_is_done_are_told(
+    pool: RankPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank that is done ends too, as in training, which closes its connections."""
+    monkeypatch.setattr(rank_pool, "LEAVE_SECONDS", 1.0)
     done, dead, told = pool.run(
         trouble.waits_for_one_that_leaves, ranks=3, group_seconds=600, grace_seconds=100
     )

@@ -28,9 +28,6 @@ LIKE_TORCH = ("torch", "numbers", "plain", "checkpoints", "in backward", "with i
 @pytest.fixture(scope="module")
 def worlds() -> dict[int, Outcomes]:
     """Return the outcomes by the number of ranks."""
-    totals_of_two, by_hand, totals_of_three, totals_of_four = (
-        {"tried": totals.share(number, of=4)} for number in range(4)
-    )
     of_two = {
         "torch": Job(jobs.adamw_as_torch, {"cases": CASES}),
         "numbers": Job(numbers.as_torch),
@@ -42,19 +39,18 @@ def worlds() -> dict[int, Outcomes]:
         "twice": Job(jobs.twice),
         "redistributed": Job(jobs.redistributed),
         "sums": Job(whole.sums),
-        "totals, fsdp": Job(totals.as_one_process, {"model": "fsdp", **totals_of_two}),
-        "totals, by hand": Job(totals.as_one_process, {"model": "by hand", **by_hand}),
+        "totals, fsdp": _totals("fsdp", "fsdp"),
+        "totals, by hand": _totals("by hand", "by hand"),
         "collectives": Job(totals.collectives),
         "placements": Job(totals.unknown_placements),
     }
     of_three = {
-        **of_two,
+        **{name: of_two[name] for name in ("numbers", "plain", "checkpoints", "sums")},
         "torch": Job(jobs.adamw_as_torch, {"cases": CASES[::4]}),
-        "totals, fsdp": Job(totals.as_one_process, {"model": "fsdp", **totals_of_three}),
+        "totals, fsdp": _totals("fsdp", "three ranks"),
     }
-    del of_three["totals, by hand"], of_three["collectives"]
     of_four = {
-        "totals, fsdp": Job(totals.as_one_process, {"model": "fsdp", **totals_of_four}),
+        "totals, fsdp": _totals("fsdp", "four ranks"),
         "meshes": Job(totals.on_meshes),
         "tensor parallel": Job(totals.tensor_parallel),
         "averaged": Job(averaged.periodic),
@@ -66,6 +62,10 @@ def worlds() -> dict[int, Outcomes]:
         3: run_ranks(of_three, ranks=3, seconds=300),
         4: run_ranks(of_four, ranks=4, seconds=300),
     }
+
+
+def _totals(model: str, share: str) -> Job:
+    return Job(totals.as_one_process, {"model": model, "tried": totals.share(share)})
 
 
 def assert_well(worlds: dict[int, Outcomes], *names: str) -> None:

@@ -1,5 +1,6 @@
 """Runs of MatrixOwnerOptimizer that stop and continue through torch.distributed.checkpoint."""
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from sharding import MatrixOwnerOptimizer, ZeroRedundancyOptimizer
 from tests.choices import case
 from tests.distributed_checkpoint import runs
 from tests.distributed_checkpoint.runs import save
+from tests.dtensors import cut_like, gather
 from tests.tensors import normal
 
 from .models import LR, OPTIMIZERS, plain, shard, whole, world
@@ -49,21 +51,27 @@ def train(model: nn.Module, optimizer: Any, steps: range) -> None:
     """Train with gradients that do not depend on the ranks; in step 1 some are missing."""
     for step in steps:
         for place, (name, param) in enumerate(model.named_parameters()):
-            grad = normal(*param.shape, seed=100 * step + place)
-            if isinstance(param, DTensor):
-                grad = distribute_tensor(grad, param.device_mesh, param.placements)
+            grad = cut_like(normal(*param.shape, seed=100 * step + place), param)
             param.grad = None if step == 1 and name.startswith("2.") else grad
         optimizer.step()
         optimizer.zero_grad()
 
 
-def check(model: nn.Module, optimizer: Any, name: str, steps: int) -> None:
-    """Check that parameters, state and options match an uninterrupted run of one process."""
+@functools.cache
+def _trained_alone(name: str, steps: int) -> tuple[nn.Module, Any]:
+    """Return a model and its optimizer after steps of an uninterrupted run of one process."""
     twin, other = alone(name)
     train(twin, other, range(steps))
+    return twin, other
+
+
+def check(model: nn.Module, optimizer: Any, name: str, steps: int) -> None:
+    """Check that parameters, state and options match an uninterrupted run of one process."""
+    twin, other = _trained_alone(name, steps)
     theirs = dict(twin.named_parameters())
-    for path, param in model.named_parameters():
-        assert torch.equal(whole(param), theirs[path].detach()), path
+    wholes = gather(model.parameters())
+    for (path, param), one in zip(model.named_parameters(), wholes, strict=True):
+        assert torch.equal(one, theirs[path]), path
         wanted = other.state[theirs[path]]
         found = optimizer.state[param]
         assert not found or found.keys() == wanted.keys(), path
@@ -102,7 +110,7 @@ def saves(names: Sequence[str], folder: str) -> None:
             model, optimizer = owned(name, world())
             model.load_state_dict(
                 {
-                    key: distribute_tensor(value, world(), model.get_parameter(key).placements)
+                    key: cut_like(value, model.get_parameter(key))
                     for key, value in plain().state_dict().items()
                 }
             )

@@ -15,6 +15,7 @@ from functional_optim import TorchOptimizer, adamw, chain, clip_by_global_norm, 
 from sharding import MatrixBlocks, MatrixOwnerOptimizer, ParameterSpec, ShardPlan, plan
 from sharding.matrices.exchange import RowExchange
 from tests.choices import case
+from tests.dtensors import cut_like, gather
 from tests.tensors import normal
 
 from .models import (
@@ -202,15 +203,9 @@ def frozen_and_tied() -> None:
                 if step == 1:  # the state of a frozen matrix belongs to no rank
                     pair.ours.load_state_dict(pair.theirs.state_dict())
                 pair.step(step)
-                _check_params(pair)
+                pair.check_params()
             owner = "middle.weight" in pair.ours._owners.owned()
             assert bool(pair.ours.state.get(middle)) == owner
-
-
-def _check_params(pair: Pair) -> None:
-    theirs = dict(pair.twin.named_parameters())
-    for name, param in pair.model.named_parameters():
-        assert torch.equal(whole(param), theirs[name].detach()), name
 
 
 def scheduled() -> None:
@@ -230,15 +225,11 @@ def scheduled() -> None:
                     one.get_parameter(MATRIX).mul_(2.0)
             every = [param for group in optimizer.param_groups for param in group["params"]]
             for place, param in enumerate(every):
-                full = normal(*param.shape, seed=10 * step + place)
-                is_cut = isinstance(param, DTensor)
-                param.grad = (
-                    distribute_tensor(full, param.device_mesh, param.placements) if is_cut else full
-                )
+                param.grad = cut_like(normal(*param.shape, seed=10 * step + place), param)
             optimizer.step()
             scheduler.step()
-        for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
-            assert torch.equal(whole(a), b.detach()), name
+        for a, b in zip(gather(model.parameters()), twin.parameters(), strict=True):
+            assert torch.equal(a, b)
     assert made[0][1].param_groups[0]["lr"] == 0.02 * 0.125
 
 
@@ -266,11 +257,11 @@ def added_group() -> None:
         pairs = zip(model.parameters(), twin.parameters(), strict=True)
         for place, (a, b) in enumerate(pairs):
             b.grad = normal(*b.shape, seed=10 * step + place)
-            a.grad = distribute_tensor(b.grad, a.device_mesh, a.placements)
+            a.grad = cut_like(b.grad, a)
         ours.step()
         theirs.step()
-        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-            assert torch.equal(whole(a), b.detach())
+        for a, b in zip(gather(model.parameters()), twin.parameters(), strict=True):
+            assert torch.equal(a, b)
 
 
 def saved(names: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.choices import case
-from tests.ranks import Job, Outcomes, run_ranks
+from tests.ranks import Job, Outcomes, run_at_once, run_ranks
 from tests.zero.dying import FAR
 
 from . import jobs, refusals
@@ -125,11 +125,13 @@ def test_errors_name_parameters_and_ranks(worlds: dict[int, Outcomes]) -> None:
 
 def test_a_rank_that_is_missing_in_a_total_is_named() -> None:
     """The bare all-reduce of torch ended in an error without a rank, after the whole timeout."""
-    for dies, seconds in ((True, FAR), (False, SHORT)):
-        job = Job(refusals.lost_in_a_total, {"dies": dies}, seconds)
-        found = run_ranks({"lost": job}, ranks=3, seconds=120, fresh=True)["lost"]
+    both = {
+        "dead": Job(refusals.lost_in_a_total, {"dies": True}, FAR),
+        "absent": Job(refusals.lost_in_a_total, {"dies": False}, SHORT),
+    }
+    for way, found in run_at_once(both, ranks=3, seconds=120).items():
         for rank in (0, 2):
-            with case(dies=dies, rank=rank):
+            with case(way=way, rank=rank):
                 error = found[rank].result()
                 assert error.startswith("TransportError: "), error
                 named = set(re.findall(r"group rank (\d)", error.partition("of 3 ranks")[2]))

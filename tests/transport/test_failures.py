@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.choices import case
-from tests.ranks import Job, Outcomes, run_ranks
+from tests.ranks import Job, Outcomes, run_at_once, run_ranks
 
 from . import trouble
 
@@ -27,7 +27,7 @@ def outcomes() -> Outcomes:
         "known": Job(trouble.known, {}, PATIENT),
     }
     return {
-        **run_ranks(of_three, ranks=3, seconds=120),
+        **run_at_once(of_three, ranks=3, seconds=120),
         **run_ranks({"out of step": Job(trouble.out_of_step)}, ranks=2, seconds=120),
         **run_ranks(deaths, ranks=3, seconds=120, fresh=True),
     }

@@ -19,7 +19,7 @@ from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from sharding.transport.local_group import LocalGroup
 from sharding.zero import full_state_dict, optimizer
-from tests.ranks import Job, Outcomes, run_ranks
+from tests.ranks import Job, Outcomes, run_at_once, run_ranks
 from tests.zero_local.saved import same
 
 from . import dying
@@ -148,11 +148,17 @@ def test_a_rank_that_dies_is_named(outcomes: Outcomes, what: str) -> None:
 @pytest.fixture(scope="module")
 def lost() -> Outcomes:
     """Run each sum with a dead rank, and with one that does not come before a short timeout."""
-    jobs = {}
-    for what in dying.SUMS:
-        jobs[f"{what}, absent"] = Job(dying.lost_in, {"what": what, "dies": False}, SHORT)
-        jobs[f"{what}, dead"] = Job(dying.lost_in, {"what": what, "dies": True}, dying.FAR)
-    return run_ranks(jobs, ranks=3, seconds=120, fresh=True)
+    absent, dead = (
+        {
+            f"{what}, {way}": Job(dying.lost_in, {"what": what, "dies": way == "dead"}, seconds)
+            for what in dying.SUMS
+        }
+        for way, seconds in (("absent", SHORT), ("dead", dying.FAR))
+    )
+    return {
+        **run_at_once(absent, ranks=3, seconds=120),
+        **run_ranks(dead, ranks=3, seconds=120, fresh=True),
+    }
 
 
 @pytest.mark.parametrize("way", ["dead", "absent"])

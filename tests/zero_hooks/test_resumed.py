@@ -8,7 +8,7 @@ import torch
 
 from sharding.transport.local import LocalWorld
 from tests.choices import case
-from tests.ranks import Job, Outcomes, run_ranks
+from tests.ranks import Job, Outcomes, run_at_once
 
 from . import resumed
 
@@ -25,12 +25,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcomes(base: Path) -> Outcomes:
-    found: Outcomes = {}
+    jobs = {}
     for way, memory in WAYS.items():
         (base / way).mkdir()
         given = {"folder": str(base / way), "victim": VICTIM, "memory": memory}
-        found |= run_ranks({way: Job(resumed.dies, given)}, ranks=4, seconds=120, fresh=True)
-    return found
+        jobs[way] = Job(resumed.dies, given)
+    return run_at_once(jobs, ranks=4, seconds=120)
 
 
 def test_ranks_differ_and_their_mean_does_not() -> None:
