@@ -212,10 +212,11 @@ def check_measured(stages: Sequence[Stage], measured: Sequence[Any], asked: int 
     summed = [stage for stage in stages if needs_total(stage)]
     names = [stage.name for stage in summed]
     if len(measured) + asked > len(names):
-        stands = f"measured stages: {', '.join(names)}" if names else "no measured stage"
+        needed = f"stages that need a total: {', '.join(names)}" if names else "no such stage"
         raise ValueError(
-            f"this chain has {stands}, so measured takes at most {len(names) - asked} "
-            f"totals{' when one more is to be measured' if asked else ''}, got {len(measured)}"
+            f"measured must have at most {len(names) - asked} totals"
+            f"{' if one more is to be computed' if asked else ''}, got {len(measured)}; the chain "
+            f"has {needed}"
         )
     for stage, total in zip(summed, measured, strict=False):
         shape = () if stage.reduce is None else (stage.totals,)
@@ -296,6 +297,6 @@ def _check_leaf_of_autograd(tensor: Tensor, what: str, way: str = "give the leaf
     """Check that a tensor is not a result of autograd, as torch.optim does."""
     if _is_computed(tensor):
         raise ValueError(
-            f"the {what} is no leaf of autograd: it was computed ({tensor.grad_fn}), and what is "
-            f"written into it would be no part of that; {way}, detach() it, or use update"
+            f"the {what} is not a leaf of autograd: it was computed ({tensor.grad_fn}), and a step "
+            f"in place would not be part of its graph; {way}, detach() it, or use update"
         )
