@@ -141,7 +141,7 @@ def masked(part: Link | Optimizer, where: Where) -> Link | Optimizer:
         the chain, or :func:`freeze`.
 
     Raises:
-        TypeError: a part that is neither a link nor an optimizer, or ``where`` that is no selector.
+        TypeError: a part is neither a link nor an optimizer, or ``where`` is not a selector.
         ValueError: as for :func:`freeze`.
 
     Example::

@@ -95,7 +95,7 @@ def local_optimizer(
         options: the same by name: options of the class, or hyper-parameters of the Optimizer.
 
     Raises:
-        TypeError: ``optimizer_class`` is no optimizer, or lacks an option.
+        TypeError: ``optimizer_class`` is not an optimizer, or lacks an option.
         ValueError: a value out of bounds; no parameters; a parameter twice.
 
     Example::

@@ -76,8 +76,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             :class:`ClosureOptimizer`, which takes one group, and whose ``step`` needs a closure.
 
     Raises:
-        TypeError: ``params`` is no iterable of tensors, pairs or dicts; ``optimizer`` no Optimizer;
-            the argument ``flat``, which was removed.
+        TypeError: ``params`` is not an iterable of tensors, pairs or dicts; ``optimizer`` is not an
+            Optimizer; the argument ``flat``, which was removed.
         ValueError: no parameters; a parameter in two groups; groups of which only some have names;
             an integer or sparse parameter; a hyper-parameter out of bounds; an override that
             matches no parameter; an optimizer that selects by name if parameters have no names.
@@ -216,7 +216,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
         Raises:
             TypeError, ValueError, RuntimeError: as for :meth:`Optimizer.update`; or an input has a
-                key that is no parameter. Nothing has changed.
+                key that is not a parameter. Nothing has changed.
         """
         loss = None
         if closure is not None:

@@ -147,7 +147,7 @@ def block_elements(tensors: int, granularity: int = 1, device: str = "cpu") -> i
     On an accelerator, a launch takes as long as such a block, so blocks are larger.
 
     Raises:
-        ValueError: the value of the variable is no positive number.
+        ValueError: the value of the variable is not a positive number.
     """
     asked = os.environ.get(BLOCK_VARIABLE)
     if asked is not None:

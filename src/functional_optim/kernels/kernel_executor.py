@@ -175,7 +175,7 @@ class KernelExecutor(ReferenceExecutor):
         Raises:
             KernelError: the executor is strict, and no kernel can step a leaf.
             RuntimeError: as for :class:`ReferenceExecutor`.
-            ValueError: the environment variable for the size of blocks is no positive number.
+            ValueError: the environment variable for the size of blocks is not a positive number.
         """
         self.require_kernels(stages, leaves)
         super().require(stages, leaves)

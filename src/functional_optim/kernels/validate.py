@@ -43,7 +43,7 @@ class Validated(NamedTuple):
     values: dict[fx.Node, Any]
     """The value of each node."""
     root: dict[fx.Node, fx.Node]
-    """For each node, the node that owns its memory; the node itself if it is no view."""
+    """For each node, the node that owns its memory; the node itself if it is not a view."""
 
 
 def examples(chunk: Sequence[Tensor], block_size: int) -> list[Tensor]:

@@ -33,7 +33,7 @@ def call_constructor(
 
     Raises:
         TypeError: the arguments do not fit, with or without parameters before them; or the result
-            is no optimizer.
+            is not an optimizer.
 
     Example::
 
