@@ -1,4 +1,4 @@
-"""Chain: stages, their hyper-parameters, and the leaves on which they act."""
+"""Chain: stages with their hyper-parameters, and the leaves that each stage acts on."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -261,7 +261,7 @@ def check_writable_state(states: Mapping[str, LeafState]) -> None:
     """Check that states can be written in place.
 
     If ``init`` computes state from parameters that require grad, autograd tracks the state. Before
-    the first step, such a state is accepted, since :func:`detach_states` detaches it.
+    the first step, such a state is accepted: :func:`detach_states` detaches it.
     """
     for name, state in states.items():
         for tensor in _computed(state):

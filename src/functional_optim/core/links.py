@@ -144,7 +144,7 @@ def format_part_error(part: Any, place: int) -> str:
 
 
 def suggest_call(given: Any) -> str | None:
-    """Return a hint how to get an optimizer from a value, or None if there is no way."""
+    """Return a hint how to convert a value to an optimizer, or None if that is impossible."""
     name = getattr(given, "__name__", "it")
     way = None
     if isinstance(given, Stage):

@@ -9,7 +9,7 @@ from functional_optim.core.format import format_value
 from functional_optim.core.stage import Rule, Stage, Transform
 
 TENSORS = (Tensor, fx.Proxy)
-"""Types of tensors: the Proxy stands for a tensor while a stage is traced."""
+"""Types of tensors: while a stage is traced, tensors are Proxies."""
 
 
 def call_stage(

@@ -59,7 +59,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     Parameter groups contain the hyper-parameters of the chain by name. So learning-rate schedulers,
     per-group options, closures, hooks, GradScaler and checkpoints work as for torch's own classes.
-    If the chain has a schedule, torch's schedulers are refused, since they compute with a number.
+    If the chain has a schedule, torch's schedulers are refused: they need a number.
 
     The constructor creates all state. A checkpoint of the equivalent torch.optim class can be
     loaded. State that depends on a parameter (an average, a float32 master) is computed again

@@ -1,8 +1,8 @@
 """Key of a kernel's program for a chunk.
 
-:func:`~.signature.signature` visits every coefficient. For a chunk that is stepped again, the
-signature is usually the same, and only the numbers are new. So a generated Python function returns
-the numbers, and checks that all other coefficients are unchanged.
+:func:`~.signature.signature` visits every coefficient. If a chunk is stepped again, its signature
+is usually the same, and only the numbers differ. So a generated Python function returns the
+numbers, and checks that all other coefficients are unchanged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

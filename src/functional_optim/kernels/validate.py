@@ -281,8 +281,8 @@ def check_pointwise_stages(stages: Sequence[Stage], chunk: Leaf, totals: Sequenc
 def trial_numbers(like: Tensor, index: int, count: int = WHOLE) -> Tensor:
     """Return numbers of both signs that use all bits of their dtype, with different neighbours.
 
-    The numbers are equal in all processes and for all callers. So a cached result of a trial does
-    not depend on the caller that made the trial.
+    The numbers are equal in all processes and for all callers. So a cached trial does not depend on
+    its caller.
     """
     place = torch.arange(1, count + 1, dtype=torch.float64, device=like.device)
     return ((place * (math.sqrt(2.0) + index / math.pi)) % 3.6 - 1.7).to(like.dtype)

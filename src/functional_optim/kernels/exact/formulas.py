@@ -3,7 +3,8 @@
 Each formula was found by comparison with torch's kernels, and each loop is compared again
 (:mod:`~functional_optim.kernels.exact.self_check`). Some operations have results that depend on the
 position of an element: ``sigmoid``, a power that is not a small integer, a sum of a tensor and a
-multiple of a number. They have no formula, because no single result equals torch's.
+multiple of a number. They have no formula, because no formula equals torch's result at every
+position.
 
 Two results are undefined, as in torch: the sign of a NaN, and which of 0.0 and -0.0 is the larger
 in ``maximum``, ``minimum`` and ``clamp`` of tensors. There torch's result depends on the position.

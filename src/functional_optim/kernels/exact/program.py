@@ -102,7 +102,7 @@ def exact_program(
     Args:
         trace: of a pointwise chain.
         chunk: tensors with the dtypes of the program.
-        scalar_args: the scalar arguments of some step.
+        scalar_args: example scalar arguments of a step.
         block_size: the granularity of the chain.
 
     Raises:
