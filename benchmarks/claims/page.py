@@ -19,18 +19,21 @@ class Measured(NamedTuple):
     """The best learning rate of each run, as a multiple of the demo's."""
 
 
-_HOW = """A difference of two runs is taken for each seed, between the same first weights and the \
-same batches. A claim is reproduced if each of its differences is within its limit in every seed. \
-It is judged twice: at one learning rate for all runs, and with each run at its best. An outer \
-momentum makes longer steps, so that a run with one is ahead wherever the rate is too small for \
-the other: what holds at one rate only may be that.
+_HOW = """\
+For each seed, two runs with the same initial weights and the same batches are compared by the \
+difference of their losses. A claim is *reproduced* if each of its differences is at most its \
+limit in every seed. Each claim is judged twice: with one learning rate for all runs, and with \
+the best learning rate of each run. Outer momentum makes steps longer, so a run with outer \
+momentum wins wherever the inner learning rate is too small for the other run. A claim that holds \
+only at one rate may be an effect of the rate.
 
-The limits stood in `benchmarks/claims/claims.py` before anything was measured, and have not been \
-changed. The setting was: first it had lr 0.7 and momentum 0.9 outside, and runs with an outer \
-rule lost 0.2 to 0.65 nats; and rates were chosen by one seed more, which was too few to choose \
-well. Nothing was reproduced in either. Before that, two starts of 640 steps were stopped as they \
-took too long, when no more than losses of data-parallel runs had been seen. The claim about Muon \
-came later, and was tried in this setting only, with one outer rule for all.
+The limits were in `benchmarks/claims/claims.py` before the first measurement, and have not \
+changed. The setting has changed. At first, the outer lr was 0.7 and the outer momentum 0.9, and \
+runs with an outer rule lost 0.2 to 0.65 nats. The learning rates were chosen with only one extra \
+seed, which was not enough. No claim was reproduced then. Before that, two runs of 640 steps were \
+stopped because they took too long. At that time, only losses of data-parallel runs were known. \
+The claim about Muon was added later, and was only tried in this setting, with one outer rule for \
+all runs.
 """
 
 
@@ -42,9 +45,9 @@ def page(found: Measured, scale: Scale) -> str:
         scale: the size of the training runs.
     """
     losses = ("run", "replicas", "loss at one rate", "best rate", "loss at it")
-    head = ("claim", "loss less the other's, limit", "at one rate", "", "at the best rates", "")
+    head = ("claim", "difference of losses, limit", "at one rate", "", "at the best rates", "")
     parts = [
-        "# Claims of papers, tried in small\n",
+        "# Claims of papers, tried on a small model\n",
         _setting(scale),
         table(losses, _runs(found)),
         _HOW,
@@ -68,18 +71,22 @@ def _setting(scale: Scale) -> str:
     counts = ", ".join(str(count) for count in sorted({run.replicas for run in RUNS.values()}))
     few = scale.batch_size // RUNS[MUON_8].batch_parts
     return f"""\
-Written by `make claims ARGS=--write`. The demo's transformer with {scale.blocks} block of width \
-{scale.width}, on the demo's text: {scale.steps} steps, {scale.batch_size} stretches of \
-{scale.context} characters for each replica and step, AdamW within, replicas that are stacked in \
-one process: {counts} of them. To compare 8 replicas with 2, each of the 8 has {few} stretches, so \
-that all together see as many. Muon within is for the matrices of the block, with steps of the \
-size of AdamW's (`adjust_lr_fn="match_rms_adamw"`), momentum 0.9 and AdamW for all else, as in \
-MuLoCo (`benchmarks/claims/muloco.py`). DiLoCo, and whatever has an outer rule: SGD every \
-{PERIOD} steps, with lr {OUTER.lr} and Nesterov's momentum {OUTER.momentum}, which are \
-{OUTER.source}. Losses are in nats for each character, of the mean of the replicas: the mean over \
-{len(SEEDS)} seeds, least and greatest. The learning rate within is the demo's times \
-{RATES[0]:g}, or times that of {rates} whose mean loss is least. So few steps of so small a model \
-say little of large ones.
+`make claims ARGS=--write` writes this page. The runs train the demo's transformer with \
+{scale.blocks} block of width {scale.width} on the demo's text, for {scale.steps} steps. In each \
+step, each replica gets {scale.batch_size} samples of {scale.context} characters. The runs have \
+{counts} replicas, which are stacked in one process. For the comparison of 8 replicas with 2, \
+each of the 8 replicas gets {few} samples, so that both runs see the same number of samples.
+
+The inner optimizer is AdamW or Muon. Runs with Muon use Muon for the matrices of the block, with \
+updates as large as AdamW's (`adjust_lr_fn="match_rms_adamw"`) and momentum 0.9, and AdamW for \
+all other parameters, as in MuLoCo (`benchmarks/claims/muloco.py`). The outer rule of DiLoCo, and \
+of every run with an outer rule, is SGD every {PERIOD} steps, with lr {OUTER.lr} and Nesterov \
+momentum {OUTER.momentum}: {OUTER.source}.
+
+A loss is in nats per character, and belongs to the mean of the replicas. The table shows the \
+mean over {len(SEEDS)} seeds, and in parentheses the smallest and the largest loss. The inner \
+learning rate is that of the demo times {RATES[0]:g}, or times the one of {rates} with the lowest \
+mean loss. A few steps of a small model do not predict the results of a large model.
 """
 
 

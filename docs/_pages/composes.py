@@ -53,7 +53,7 @@ KINDS = (
 REASONS = {
     "one chain": "one chain for all leaves, and \\w+ acts on",
     "shared scalars": "keeps numbers that belong to no leaf",
-    "gradients only": "takes nothing beside gradients",
+    "gradients only": "takes only gradients",
     "numbers only": "a TorchScript program holds numbers|has no Python to ask|"
     "changes with what is fed",
     "all gradients": "needs the gradients of all parameters before",

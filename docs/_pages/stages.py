@@ -44,7 +44,7 @@ of all tensors. What needs all tensors is summed over all shards and ranks.
 
 WRAPPERS = """# Wrappers, composition and selectors
 
-A wrapper is a stage that decides when the stages behind it run, or that keeps averages of the
+A wrapper is a stage that decides if the stages after it run, or that keeps averages of the
 parameters. `chain`, `partition`, `masked` and `freeze` put optimizers together. Selectors say
 which parameters they act on, by name or by shape.
 

@@ -141,7 +141,7 @@ def masked(part: Link | Optimizer, where: Where) -> Link | Optimizer:
         the chain, or :func:`freeze`.
 
     Raises:
-        TypeError: a part that is neither a link nor an optimizer, or ``where`` that is no selector.
+        TypeError: a part is neither a link nor an optimizer, or ``where`` is not a selector.
         ValueError: as for :func:`freeze`.
 
     Example::
@@ -209,8 +209,8 @@ def partition(
     for label, part in optimizers.items():
         if not str(label).replace("_", "a").replace("-", "a").isalnum():
             raise ValueError(
-                f"labels must be of letters, digits, _ and -, got {label!r}: they stand in front "
-                "of the names of hyper-parameters"
+                f"labels must consist of letters, digits, _ and -, got {label!r}: names of "
+                "hyper-parameters begin with them"
             )
         refuse_closure(part, "a chain or a partition")
         is_frozen = isinstance(part, Link) and part.stage is FROZEN

@@ -23,7 +23,18 @@ _Record = TypeVar("_Record", bound=tuple[Any, ...])
 
 
 def add(x: Tensor, y: Tensor, alpha: float) -> Tensor:
-    """``x + alpha * y``."""
+    """Return ``x + alpha * y``.
+
+    Args:
+        x: a tensor of any shape.
+        y: a tensor that broadcasts with ``x``.
+        alpha: a number, or a 0-d tensor.
+
+    Example::
+
+        >>> add(torch.ones(2), torch.ones(2), -0.5)
+        tensor([0.5000, 0.5000])
+    """
     if isinstance(alpha, Tensor):
         x, y, alpha, dtype = _wide(alpha, x, y)
         return _rounded(x + alpha * y, dtype)
@@ -31,7 +42,13 @@ def add(x: Tensor, y: Tensor, alpha: float) -> Tensor:
 
 
 def mul(x: Tensor, factor: float) -> Tensor:
-    """``factor * x``."""
+    """Return ``factor * x``.
+
+    Example::
+
+        >>> mul(torch.ones(2), 0.5)
+        tensor([0.5000, 0.5000])
+    """
     if isinstance(factor, Tensor):
         x, factor, dtype = _wide(factor, x)
         return _rounded(x * factor, dtype)
@@ -39,7 +56,13 @@ def mul(x: Tensor, factor: float) -> Tensor:
 
 
 def div(x: Tensor, divisor: float) -> Tensor:
-    """``x / divisor``."""
+    """Return ``x / divisor``.
+
+    Example::
+
+        >>> div(torch.ones(2), 2.0)
+        tensor([0.5000, 0.5000])
+    """
     if isinstance(divisor, Tensor):
         x, divisor, dtype = _wide(divisor, x)
         return _rounded(x / divisor, dtype)
@@ -47,7 +70,13 @@ def div(x: Tensor, divisor: float) -> Tensor:
 
 
 def shift(x: Tensor, offset: float) -> Tensor:
-    """``x + offset``."""
+    """Return ``x + offset``, for example ``sqrt(v) + eps``.
+
+    Example::
+
+        >>> shift(torch.zeros(2), 0.5)
+        tensor([0.5000, 0.5000])
+    """
     if isinstance(offset, Tensor):
         if x.dtype in _SHORT and x.is_cuda:  # torch's kernels round an offset on the CPU only
             return (x.to(torch.float32) + offset.to(torch.float32)).to(x.dtype)
@@ -56,7 +85,13 @@ def shift(x: Tensor, offset: float) -> Tensor:
 
 
 def lerp(start: Tensor, end: Tensor, weight: float) -> Tensor:
-    """``start + weight * (end - start)``."""
+    """Return ``start + weight * (end - start)``, as for a moving average.
+
+    Example::
+
+        >>> lerp(torch.zeros(2), torch.ones(2), 0.25)
+        tensor([0.2500, 0.2500])
+    """
     if isinstance(weight, Tensor):
         start, end, weight, dtype = _wide(weight, start, end)
         return _rounded(torch.lerp(start, end, weight), dtype)
@@ -64,7 +99,13 @@ def lerp(start: Tensor, end: Tensor, weight: float) -> Tensor:
 
 
 def addcmul(x: Tensor, a: Tensor, b: Tensor, value: float) -> Tensor:
-    """``x + value * a * b``."""
+    """Return ``x + value * a * b``, as for an average of squares.
+
+    Example::
+
+        >>> addcmul(torch.zeros(2), torch.ones(2), torch.full((2,), 3.0), 0.5)
+        tensor([1.5000, 1.5000])
+    """
     if isinstance(value, Tensor):
         x, a, b, value, dtype = _wide(value, x, a, b)
         return _rounded(x + (value * a) * b, dtype)  # in this order: a * b may be too large
@@ -72,7 +113,13 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, value: float) -> Tensor:
 
 
 def addcdiv(x: Tensor, numerator: Tensor, denominator: Tensor, value: float) -> Tensor:
-    """``x + value * numerator / denominator``."""
+    """Return ``x + value * numerator / denominator``.
+
+    Example::
+
+        >>> addcdiv(torch.ones(2), torch.ones(2), torch.full((2,), 2.0), -1.0)
+        tensor([0.5000, 0.5000])
+    """
     if isinstance(value, Tensor):
         x, numerator, denominator, value, dtype = _wide(value, x, numerator, denominator)
         return _rounded(x + (value * numerator) / denominator, dtype)
@@ -80,7 +127,21 @@ def addcdiv(x: Tensor, numerator: Tensor, denominator: Tensor, value: float) -> 
 
 
 def addmm(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
-    """``beta * x + alpha * (a @ b)``, for matrices or stacks of matrices."""
+    """Return ``beta * x + alpha * (a @ b)``, for matrices or stacks of matrices.
+
+    Args:
+        x: a matrix ``(m, n)``, or a stack ``(k, m, n)``.
+        a: ``(m, p)`` or ``(k, m, p)``.
+        b: ``(p, n)`` or ``(k, p, n)``.
+        beta: a number, or a 0-d tensor.
+        alpha: a number, or a 0-d tensor.
+
+    Example::
+
+        >>> addmm(torch.eye(2), torch.eye(2), torch.eye(2), 1.0, 0.5)
+        tensor([[1.5000, 0.0000],
+                [0.0000, 1.5000]])
+    """
     if isinstance(beta, Tensor) or isinstance(alpha, Tensor):  # type: ignore[redundant-expr]
         if x.dtype in _SHORT and x.is_cpu:  # torch rounds once here, and twice on other devices
             x32, a32, b32 = (one.to(torch.float32) for one in (x, a, b))
@@ -92,21 +153,44 @@ def addmm(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
 
 
 def clamp(x: Tensor, low: float, high: float) -> Tensor:
-    """``min(max(x, low), high)``; NaN stays NaN."""
+    """Return ``min(max(x, low), high)``. NaN stays NaN.
+
+    Example::
+
+        >>> clamp(torch.tensor([-2.0, 0.5]), -1.0, 1.0)
+        tensor([-1.0000,  0.5000])
+    """
     if isinstance(low, Tensor) or isinstance(high, Tensor):  # type: ignore[redundant-expr]
         return torch.minimum(torch.maximum(x, beside(x, low)), beside(x, high))
     return torch.clamp(x, low, high)
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
-    """``x ** exponent``."""
+    """Return ``x ** exponent``.
+
+    Example::
+
+        >>> power(torch.tensor([4.0]), 0.5)
+        tensor([2.])
+    """
     if isinstance(exponent, Tensor):
         return torch.pow(x, beside(x, exponent))
     return torch.pow(x, exponent)
 
 
 def select(x: Tensor, mask: Tensor, value: float) -> Tensor:
-    """``value`` where ``mask`` is True, else ``x``."""
+    """Return ``value`` where ``mask`` is True, else ``x``.
+
+    Args:
+        x: a tensor.
+        mask: a bool tensor of the same shape.
+        value: a number, or a 0-d tensor.
+
+    Example::
+
+        >>> select(torch.ones(2), torch.tensor([True, False]), 0.0)
+        tensor([0., 1.])
+    """
     if isinstance(value, Tensor):
         return torch.where(mask, value.to(x.dtype), x)
     return x.masked_fill(mask, value)
@@ -117,6 +201,11 @@ def mask_like(x: Tensor, condition: float) -> Tensor:
 
     With :func:`torch.where`, the same program serves steps with and without an update. A product
     with a coefficient that is 0 would turn an infinity into NaN.
+
+    Example::
+
+        >>> mask_like(torch.ones(2), 0.0)
+        tensor([False, False])
     """
     if isinstance(condition, Tensor):
         return torch.zeros_like(x, dtype=torch.bool) | (condition != 0)
@@ -126,7 +215,12 @@ def mask_like(x: Tensor, condition: float) -> Tensor:
 def fill_like(x: Tensor, value: Any) -> Tensor:
     """Return a tensor like ``x`` (shape, dtype, device and strides), filled with ``value``.
 
-    A ``value`` that is a schedule stands for its first value, for use in ``init``.
+    If ``value`` is a schedule, its first value is used, for use in ``init``.
+
+    Example::
+
+        >>> fill_like(torch.zeros(2), 0.1)
+        tensor([0.1000, 0.1000])
     """
     if isinstance(value, Tensor):
         return torch.zeros_like(x) + value.to(x.dtype)
@@ -136,7 +230,13 @@ def fill_like(x: Tensor, value: Any) -> Tensor:
 
 
 def at_first_step(step: float, first: float, later: float) -> float:
-    """Return ``first`` if ``step`` is 1, else ``later``. It may be a 0-d or batched tensor."""
+    """Return ``first`` if ``step`` is 1, else ``later``. ``step`` may be a 0-d or batched tensor.
+
+    Example::
+
+        >>> at_first_step(1.0, 0.0, 0.9), at_first_step(2.0, 0.0, 0.9)
+        (0.0, 0.9)
+    """
     if isinstance(step, Tensor):
         return torch.where(step == 1, beside(step, first), beside(step, later))
     if step == 1.0:
@@ -145,7 +245,13 @@ def at_first_step(step: float, first: float, later: float) -> float:
 
 
 def above(x: float, bound: float, yes: float, no: float) -> float:
-    """Return ``yes`` if ``x > bound``, else ``no``. Each may be a 0-d or batched tensor."""
+    """Return ``yes`` if ``x > bound``, else ``no``. Each argument may be a 0-d or batched tensor.
+
+    Example::
+
+        >>> above(2.0, 1.0, 0.5, 0.0)
+        0.5
+    """
     if not torch.jit.is_scripting():
         if is_recorded(x):
             return cast("float", record_call(above, x, bound, yes, no))
@@ -177,6 +283,11 @@ def number(x: Tensor) -> float:
 
     Raises:
         TypeError: ``x`` is a proxy for a tensor of any shape, while a kernel is compiled.
+
+    Example::
+
+        >>> number(torch.tensor(0.5))
+        0.5
     """
     if torch.jit.is_scripting():
         return float(x.item())
@@ -214,12 +325,26 @@ def _rounded(result: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def beside(x: Tensor, number: Any) -> Tensor:
-    """Return a number as a 0-d tensor of the dtype of ``x``, created on the device of ``x``."""
+    """Return a number as a 0-d tensor of the dtype of ``x``, created on the device of ``x``.
+
+    Example::
+
+        >>> beside(torch.zeros(2, dtype=torch.float64), 0.5)
+        tensor(0.5000, dtype=torch.float64)
+    """
     return number.to(x.dtype) if isinstance(number, Tensor) else x.new_full((), number)
 
 
 def is_active(value: float) -> bool:
-    """Return True if a number is not 0. Tensors and schedules count as active."""
+    """Return True if a number is not 0. Tensors and schedules count as active.
+
+    Use it in the constructor of an optimizer, to leave out a stage whose option is 0.
+
+    Example::
+
+        >>> is_active(0.0), is_active(0.1), is_active(torch.tensor(0.0))
+        (False, True, True)
+    """
     if not isinstance(value, float):
         return True
     return value != 0.0

@@ -185,7 +185,7 @@ def check_specs(specs: Specs) -> None:
             raise TypeError(f"entry {place} must be a ParameterSpec, got {format_value(spec)}")
         if spec.path in seen:
             raise ValueError(
-                f"the path {spec.path!r} stands twice, at places {seen[spec.path]} and {place}; "
-                "each parameter needs a name of its own"
+                f"two specs, {seen[spec.path]} and {place}, have the path {spec.path!r}; each "
+                "parameter needs its own path"
             )
         seen[spec.path] = place

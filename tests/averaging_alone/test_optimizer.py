@@ -249,7 +249,7 @@ AVERAGERS: dict[str, Callable[[list[Tensor]], ModelAverager]] = {
     "gossip": lambda params: GossipModelAverager(params, 6),
 }
 OF_ANOTHER = {
-    ("within", "outer"): "lacks outer and anchors and in_flight, which OuterModelAverager goes on",
+    ("within", "outer"): "lacks outer and anchors and in_flight, which OuterModelAverager needs",
     ("within", "gossip"): "lacks anchors and deltas",
     ("periodic", "outer"): "lacks outer and anchors",
     ("periodic", "gossip"): "lacks anchors and deltas",

@@ -152,8 +152,8 @@ def test_the_page_has_what_was_measured() -> None:
         "+0.000) | **reproduced** | -0.500 (-0.600 to -0.400) | **reproduced** |",
         "less DiLoCo, float32: at most +0.02 | +0.000 (+0.000 to +0.000) | **not reproduced** |",
         f"({MUON_8}, less {MUON_2}), less ({ADAMW_8}, less {ADAMW_2}): at most -0.02 | +0.000",
-        "1, 2, 4, 8 of them",
-        "each of the 8 has 2 stretches",
+        "1, 2, 4, 8 replicas",
+        "each of the 8 replicas gets 2 samples",
         f"{SMALL.steps} steps",
         *(claim.source for claim in CLAIMS),
     ):

@@ -66,7 +66,11 @@ def test_explain_refuses_what_it_cannot_read_or_step(own: Path) -> None:
         (2, ("adamw", "--shapes", "nowhere.json"), "No such file"),
         (2, ("adamw", "--shapes", own / "none.json"), "has no parameters"),
         (2, ("own:number", "--shapes", path), "must return a functional_optim.Optimizer"),
-        (2, ("sgd", "--shapes", path, "--option", "lr=1", "--option", "lr=2"), "lr stands 2 times"),
+        (
+            2,
+            ("sgd", "--shapes", path, "--option", "lr=1", "--option", "lr=2"),
+            "lr is given 2 times",
+        ),
         (2, ("sgd", "--shapes", path, "--executor", "fast"), "'fast' is not one of"),
     ):
         with case(arguments=arguments):

@@ -192,7 +192,7 @@ def test_selectors_are_joined_and_negated() -> None:
         "not": ["body.weight", "head.weight", "scale"],
         "a tuple": ["scale"],
     }
-    with pytest.raises(ValueError, match="give the shape too"):
+    with pytest.raises(ValueError, match="pass the shape too"):
         two_parts().hypers_at(("scale",))
 
 

@@ -94,9 +94,9 @@ def test_a_derivative_goes_through_the_norm() -> None:
 def test_totals_that_nobody_takes_or_nobody_can_give_are_refused() -> None:
     param, total = torch.ones(1), torch.ones((), dtype=torch.float64)
     for optimizer in (sgd(), chain(decoupled_weight_decay(0.1), rmsprop())):
-        with pytest.raises(ValueError, match="this chain has no measured stage"):
+        with pytest.raises(ValueError, match="the chain has no such stage"):
             optimizer.measure(param, param, optimizer.init(param))
-    with pytest.raises(ValueError, match="at most 0 totals when one more is to be measured, got 1"):
+    with pytest.raises(ValueError, match="at most 0 totals if one more is to be computed, got 1"):
         CLIPPED.measure(param, param, CLIPPED.init(param), measured=[total])
     misused: list[tuple[Optimizer, list[Any], type[Exception]]] = [
         (sgd(), [total], ValueError),

@@ -18,7 +18,7 @@ def test_it_is_refused_before_anything_is_changed(way: Way, params_of: Any) -> N
     """torch.optim refuses such a tensor with an error of the same type."""
     params = params_of()
     frozen = Frozen(params)
-    with pytest.raises(ValueError, match=r"is no leaf of autograd.*; give the leaf, detach\(\)"):
+    with pytest.raises(ValueError, match=r"is not a leaf of autograd.*; give the leaf, detach\(\)"):
         way(sgd(0.1), params)
     frozen.assert_untouched()
     with pytest.raises(ValueError, match="leaf"):
@@ -30,7 +30,7 @@ def test_by_every_executor(executor: Any) -> None:
     """Every executor refuses the tensor before it steps any other leaf."""
     params, optimizer = computed(), adamw(0.1).using(executor=executor)
     frozen = Frozen(params)
-    with pytest.raises(ValueError, match="'z' is no leaf of autograd"):
+    with pytest.raises(ValueError, match="'z' is not a leaf of autograd"):
         optimizer.update_(params, grads_of(params), optimizer.init(params))
     frozen.assert_untouched()
 
@@ -53,7 +53,7 @@ def test_state_that_has_a_history_is_refused() -> None:
     ):
         with pytest.raises(
             ValueError,
-            match="the state at 'w' is no leaf of autograd.*; make it under torch.no_grad",
+            match="the state at 'w' is not a leaf of autograd.*; make it under torch.no_grad",
         ):
             way()
     frozen.assert_untouched()

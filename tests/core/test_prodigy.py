@@ -150,9 +150,9 @@ def test_totals_of_another_shape_are_refused() -> None:
         for way in (optimizer.update, optimizer.update_):
             with refused(TypeError, "for prodigy that is a vector of 2 sums", wrong=wrong, way=way):
                 way(params, params, state, measured=[wrong])
-    with pytest.raises(ValueError, match="measured stages: prodigy, so measured takes at most 1"):
+    with pytest.raises(ValueError, match=r"at most 1 totals, got 2; .* need a total: prodigy$"):
         optimizer.update(params, params, state, measured=[total, total])
-    with pytest.raises(ValueError, match="at most 0 totals when one more is to be measured"):
+    with pytest.raises(ValueError, match="at most 0 totals if one more is to be computed"):
         optimizer.measure(params, params, state, measured=[total])
     frozen.assert_untouched()
 
@@ -210,7 +210,7 @@ def test_gradients_that_never_turn_end_in_an_error_that_says_so() -> None:
             before = optree.tree_map(torch.clone, [params, state])
             optimizer.update_(params, grads, state)
     assert_same([params, state], before)
-    with pytest.raises(FloatingPointError, match="32-bit"):
+    with pytest.raises(FloatingPointError, match="overflow float32"):
         optimizer.update(params, grads, state)
     for _ in range(2):  # the way out
         optimizer.update_(params, grads, state, growth_rate=1.0)

@@ -95,5 +95,5 @@ def test_a_state_that_has_been_stepped_under_autograd_is_refused() -> None:
     grad = torch.ones(3, requires_grad=True) * 2.0
     _, state = optimizer.update(param, grad, optimizer.init(param))
     assert int(state.leaves.step) == 0
-    with pytest.raises(ValueError, match="is no leaf of autograd"):
+    with pytest.raises(ValueError, match="is not a leaf of autograd"):
         optimizer.update_(param, torch.ones(3), state)

@@ -111,7 +111,7 @@ def test_a_parameter_that_never_comes() -> None:
 
 
 def test_what_takes_more_than_gradients_is_refused() -> None:
-    match = "a communication hook takes nothing beside gradients, and scale_by_sophia takes 'hess"
+    match = "a communication hook takes only gradients, but scale_by_sophia also needs 'hess"
     with pytest.raises(TypeError, match=match):
         OptimizerState(sophia(), wrapped())
 

@@ -92,7 +92,7 @@ def test_what_has_no_one_chain_is_refused_where_one_is_asked_for() -> None:
             with (
                 case(name=name, what=what),
                 pytest.raises(
-                    TypeError, match=r"numbers that belong|acts on some|beside gradients"
+                    TypeError, match=r"numbers that belong|acts on some|takes only gradients"
                 ),
             ):
                 way(params)

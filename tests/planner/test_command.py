@@ -161,7 +161,7 @@ def test_bad_shapes_are_refused(tmp_path: Path) -> None:
         ([[-2]], "must be sizes >= 0"),
         ([{"size": [3]}], "entry 0 must be a shape, or an object with a shape"),
         ([{"shape": [3], "dtype": "x"}], "dtype must be the name of one of torch's"),
-        ([{"path": "w", "shape": [3]}] * 2, "'w' stands twice"),
+        ([{"path": "w", "shape": [3]}] * 2, "have the path 'w'"),
     ):
         refused(message, "--model", shapes(tmp_path, content), "--world-size", 2)
 

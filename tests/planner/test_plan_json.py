@@ -129,7 +129,7 @@ BAD: list[tuple[Change, str]] = [
     (inside("parameters", kind=["x", "pointwise"]), "kind of 'p0'"),
     (inside("parameters", device=["cpu", "garbage"]), "device of 'p1' .* got 'garbage'"),
     (inside("parameters", shape=[[4], ["3"]]), "shape of 'p1' must be whole"),
-    (inside("parameters", path=["p0", "p0"]), "'p0' stands twice"),
+    (inside("parameters", path=["p0", "p0"]), "have the path 'p0'"),
 ]
 
 

@@ -145,17 +145,17 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
     wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (
             TypeError,
-            "DistributedOptimizer takes nothing beside gradients, and polyak takes 'loss'",
+            "DistributedOptimizer takes only gradients, but polyak also needs 'loss'",
             lambda: over_threads(chain(POLYAK(lr=1.0)), params, where),
         ),
         (
             TypeError,
-            "scale_by_sophia takes 'hessian' too: use update, update_ or TorchOptimizer",
+            "scale_by_sophia also needs 'hessian': use update, update_ or TorchOptimizer",
             lambda: over_threads(sophia(), params, where),
         ),
         (
             TypeError,
-            "given its gradients takes nothing beside gradients, and polyak takes 'loss' too",
+            "given its gradients takes only gradients, but polyak also needs 'loss'",
             lambda: local_optimizer(chain(POLYAK(lr=1.0)), params.items()),
         ),
         (TypeError, "accumulate .* does not act on", lambda: over_threads(inside, params, where)),
@@ -194,7 +194,7 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
     local = local_optimizer(inside, pairs_)  # one process has no other worker to agree with
     with pytest.raises(ValueError, match="got 1 gradients for 4 parameters"):
         local.step([None])
-    with pytest.raises(ValueError, match="no measured stage"):
+    with pytest.raises(ValueError, match="no such stage"):
         local.measure([None] * 4)
 
 

@@ -109,7 +109,7 @@ def test_groups_and_bad_input() -> None:
     assert [group["lr"] for group in local.param_groups] == [0.5, 1e-3]
     with pytest.raises(ValueError, match="got 1 gradients for 4 parameters"):
         local.step([None])
-    with pytest.raises(ValueError, match="no measured stage"):
+    with pytest.raises(ValueError, match="no such stage"):
         local.measure([None] * 4)
     before = [param.detach().clone() for param in params]
     odd = [*list(gradients(0).values())[:3], noise(0, 2)]

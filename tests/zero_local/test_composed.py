@@ -150,7 +150,7 @@ def test_what_cannot_be_sharded_is_refused() -> None:
     group = LocalWorld(1).groups[0]
     inside = partition({"matrices": chain(clip_by_global_norm(1.0), sgd()), "rest": adamw()}, kind)
     labels = partition({"matrices": sgd(), "rest": sgd()}, lambda path, shape: "others")
-    with pytest.raises(TypeError, match="nothing beside gradients, and scale_by_sophia takes"):
+    with pytest.raises(TypeError, match="only gradients, but scale_by_sophia also needs"):
         ZeroRedundancyOptimizer(named().items(), sophia(), group)
     with pytest.raises(TypeError, match="clip_by_global_norm .* does not act on 'body.bias'"):
         ZeroRedundancyOptimizer(named().items(), inside, group)

@@ -194,10 +194,10 @@ def require_bounded(d: Any, d0: Any) -> None:
     """Raise FloatingPointError if the weights of gradients overflow float32."""
     if isinstance(d, float) and max(d, 1.0) * d / d0 > _LARGEST:
         raise FloatingPointError(
-            f"prodigy: the distance d has grown to {d:.3g} from d0={d0:.3g}: 32-bit numbers "
-            "no longer hold what gradients are weighted by. Gradients that never turn make it grow "
-            "without end: a loss without a minimum, say, or the same gradients at each step. Limit "
-            "it by growth_rate (such as 1.02), or decay the parameters"
+            f"prodigy: the distance d has grown to {d:.3g} from d0={d0:.3g}: the weights of "
+            "gradients overflow float32. The distance grows without end if gradients never change "
+            "direction, for example with a loss without a minimum, or with equal gradients at each "
+            "step. Limit the growth by growth_rate (such as 1.02), or decay the parameters"
         )
 
 

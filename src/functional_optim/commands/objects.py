@@ -132,7 +132,7 @@ def single_values(options: Iterable[str]) -> dict[str, Any]:
     values = parse_options(options)
     for key, several in values.items():
         if len(several) > 1:
-            raise ValueError(f"{key} stands {len(several)} times; give it once")
+            raise ValueError(f"{key} is given {len(several)} times; give it once")
     return {key: one for key, (one,) in values.items()}
 
 

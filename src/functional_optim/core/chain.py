@@ -1,4 +1,4 @@
-"""Chain: stages, their hyper-parameters, and the leaves on which they act."""
+"""Chain: stages with their hyper-parameters, and the leaves that each stage acts on."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -271,6 +271,6 @@ def require_gradients_alone(optimizer: Chain, what: str) -> None:
         names = [*link.stage.extra, *(one.name for one in link.stage.inputs)]
         if names:
             raise TypeError(
-                f"{what} takes nothing beside gradients, and {link.stage.name} takes {names[0]!r} "
-                "too: use update, update_ or TorchOptimizer, which are given it as extra="
+                f"{what} takes only gradients, but {link.stage.name} also needs {names[0]!r}: use "
+                "update, update_ or TorchOptimizer, and pass it in extra="
             )

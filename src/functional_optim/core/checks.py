@@ -239,10 +239,11 @@ def check_measured(stages: Sequence[Stage], measured: Sequence[Any], asked: int 
     summed = [stage for stage in stages if needs_total(stage)]
     names = [stage.name for stage in summed]
     if len(measured) + asked > len(names):
-        stands = f"measured stages: {', '.join(names)}" if names else "no measured stage"
+        needed = f"stages that need a total: {', '.join(names)}" if names else "no such stage"
         raise ValueError(
-            f"this chain has {stands}, so measured takes at most {len(names) - asked} "
-            f"totals{' when one more is to be measured' if asked else ''}, got {len(measured)}"
+            f"measured must have at most {len(names) - asked} totals"
+            f"{' if one more is to be computed' if asked else ''}, got {len(measured)}; the chain "
+            f"has {needed}"
         )
     for stage, total in zip(summed, measured, strict=False):
         shape = () if stage.reduce is None else (stage.totals,)
@@ -287,7 +288,7 @@ def check_writable_state(states: Mapping[str, LeafState]) -> None:
     """Check that states can be written in place.
 
     If ``init`` computes state from parameters that require grad, autograd tracks the state. Before
-    the first step, such a state is accepted, since :func:`detach_states` detaches it.
+    the first step, such a state is accepted: :func:`detach_states` detaches it.
     """
     for name, state in states.items():
         for tensor in _computed(state):
@@ -323,6 +324,6 @@ def _check_leaf_of_autograd(tensor: Tensor, what: str, way: str = "give the leaf
     """Check that a tensor is not a result of autograd, as torch.optim does."""
     if _is_computed(tensor):
         raise ValueError(
-            f"the {what} is no leaf of autograd: it was computed ({tensor.grad_fn}), and what is "
-            f"written into it would be no part of that; {way}, detach() it, or use update"
+            f"the {what} is not a leaf of autograd: it was computed ({tensor.grad_fn}), and a step "
+            f"in place would not be part of its graph; {way}, detach() it, or use update"
         )

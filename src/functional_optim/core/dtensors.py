@@ -38,8 +38,8 @@ def sum_over_ranks(part: Tensor, like: "DTensor") -> Tensor:
 
     Args:
         part: the addend of this rank, of the same shape on all ranks.
-        like: a DTensor with the mesh and the placements of the shards. Over a mesh dimension on
-            which it is replicated, ranks have equal addends, which count once.
+        like: a DTensor with the mesh and the placements of the shards. If the DTensor is replicated
+            over a mesh dimension, its ranks have equal addends, and one of them counts.
 
     Returns:
         A plain tensor, with the same bits on all ranks.

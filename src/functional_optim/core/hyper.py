@@ -218,7 +218,7 @@ def _check_number(label: str, value: Any, bound: Interval) -> Any:
 
 
 def to_floats(coefficients: Any) -> Any:
-    """Replace tensors among coefficients by numbers, except tensors with a derivative."""
+    """Replace tensors in coefficients by numbers, except tensors with a derivative."""
     if is_plain(coefficients):
         return coefficients
     return type(coefficients)(

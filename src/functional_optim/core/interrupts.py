@@ -1,7 +1,8 @@
 """Deferral of KeyboardInterrupt until an in-place update is complete.
 
-Python may raise KeyboardInterrupt between any two lines of the main thread, such as after a
-parameter is stepped and before its state is. With deferral, all of a step is done, or nothing.
+Python may raise KeyboardInterrupt between any two lines of the main thread, for example after a
+parameter is stepped and before its state is stepped. With deferral, a step is done completely or
+not at all.
 """
 
 import os

@@ -82,10 +82,11 @@ def check_kept(leaf: Leaf, stepped: Stepped) -> None:
     for what, before, after in pairs:
         if after.shape != before.shape or after.dtype != before.dtype:
             raise RuntimeError(
-                f"a rule made of {what} at {leaf.name!r}, of shape {tuple(before.shape)} and "
+                f"a rule returned for {what} at {leaf.name!r}, of shape {tuple(before.shape)} and "
                 f"{before.dtype}, a tensor of shape {tuple(after.shape)} and {after.dtype}; it "
-                "must keep both (dtypes drift where torch.where or arithmetic meets Python "
-                "numbers or 0-d double tensors: see functional_optim.numeric)"
+                "must keep both. Arithmetic and torch.where with Python numbers or 0-d float64 "
+                "tensors can change the dtype: use functional_optim.numeric, such as shift(x, "
+                "c.eps) instead of x + c.eps"
             )
 
 

@@ -50,7 +50,7 @@ def require_fields(stage: str, state: Any, inputs: Iterable[LeafInput]) -> None:
         if kind != list[Tensor]:
             what = kind if isinstance(kind, str) else getattr(kind, "__name__", repr(kind))
             raise ValueError(
-                f"{stage}: the input {one.name!r} of each leaf stands in a field of the state of "
-                f"that name, annotated list[Tensor], and that is {what}: add it, and let init "
-                "leave it []"
+                f"{stage}: the input {one.name!r} of each leaf needs a field {one.name!r} of the "
+                f"state, annotated list[Tensor], got {what}: add the field, and let init set it "
+                "to []"
             )

@@ -101,7 +101,7 @@ def _require_effect(links: Sequence[Link]) -> None:
         stage = links[index].stage
         if stage.gate is not None and not has_rule:
             raise ValueError(
-                f"{stage.name} decides whether the rules behind it run, and there is none, so it "
+                f"{stage.name} decides if the rules after it run, but there is no such rule, so it "
                 f"has no effect here: {_suggest_position(links, index)}"
             )
         is_read |= is_gradient_rule(stage) or stage.reduce is not None
@@ -109,14 +109,14 @@ def _require_effect(links: Sequence[Link]) -> None:
         is_idle = isinstance(stage, Transform) and stage.gate is None and stage.view is None
         if is_idle and not is_leading(stage) and not is_read:
             raise ValueError(
-                f"{stage.name} changes the gradient, and no stage behind it reads the gradient, so "
+                f"{stage.name} changes the gradient, and no stage after it reads the gradient, so "
                 f"it has no effect here: {_suggest_position(links, index)}"
             )
 
 
 def _suggest_position(links: Sequence[Link], index: int) -> str:
     before = [link.stage for link in links[:index] if is_gradient_rule(link.stage)]
-    return f"put it before {before[-1].name}" if before else "put a rule behind it"
+    return f"put it before {before[-1].name}" if before else "put a rule after it"
 
 
 def _require_kinds(links: Sequence[Link]) -> None:
@@ -144,7 +144,7 @@ def format_part_error(part: Any, place: int) -> str:
 
 
 def suggest_call(given: Any) -> str | None:
-    """Return a hint how to get an optimizer from a value, or None if there is no way."""
+    """Return a hint how to convert a value to an optimizer, or None if that is impossible."""
     name = getattr(given, "__name__", "it")
     way = None
     if isinstance(given, Stage):

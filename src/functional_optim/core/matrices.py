@@ -37,11 +37,9 @@ def symmetric_eigen(factor: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues in ascending order and eigenvectors, both detached.
 
     They are computed in float64 and rounded to the factor's dtype. In float32, LAPACK's eigh fails
-    or returns NaN for about one in ten factors of low rank, such as factors of the gradients of an
-    embedding.
-
-    A factor that is not finite is replaced by the identity, since an error from LAPACK would also
-    stop the steps of all other parameters.
+    or returns NaN for about one in ten factors of low rank. Gradients of an embedding have such
+    factors. A factor that is not finite is replaced by the identity: an error from LAPACK would
+    also stop the steps of all other parameters.
     """
     known = factor.detach().to(torch.float64)
     finite = known.isfinite().flatten(-2).all(-1)[..., None, None]

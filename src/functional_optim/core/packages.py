@@ -34,7 +34,7 @@ def require_package(name: str) -> None:
 
 
 def _locations(spec: object, file: str | None) -> list[Path]:
-    """Return the folders of a package, or the file of a module; empty if there is no such name."""
+    """Return the folders of a package, or the file of a module; an empty list if neither exists."""
     folders = getattr(spec, "submodule_search_locations", None)
     origin = getattr(spec, "origin", None) or file
     return [Path(one) for one in folders or ([origin] if origin else [])]

@@ -3,8 +3,8 @@
     h = mix((index + mix(low 32 bits of the counter) + mix(mix(high bits))) mod 2^32)
     z = sqrt(2) * erfinv((2 h + 1) / 2^32 - 1)
 
-where indices start at 1, and ``mix`` is a 32-bit hash of two multiplications. So the numbers are
-equal on all ranks, in all executors, and in a resumed run. No global generator is used.
+where indices start at 1, and ``mix`` is a 32-bit hash of two multiplications. The numbers are equal
+on all ranks, in all executors, and in a resumed run. The functions use no global generator.
 """
 
 import torch

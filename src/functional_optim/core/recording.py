@@ -6,7 +6,7 @@ from torch import fx
 
 
 def is_recorded(x: Any) -> bool:
-    """Return True if ``x`` stands for a value in a graph for tensors of known shapes."""
+    """Return True if ``x`` is a proxy in a graph for tensors of known shapes."""
     return isinstance(x, fx.Proxy) and bool(getattr(x.tracer, "has_shapes", False))
 
 

@@ -1,10 +1,10 @@
 """Scalars in 0-d tensors: their value, and products rounded as torch rounds them.
 
 A 0-d float32 tensor times a number is computed in float32; in 16 bits it is computed in float32
-and rounded once more. Rules multiply by numbers that depend on the shape of a parameter, after the
-tensor has become a float. :func:`product_in` and :func:`quotient_in` return a float with the bits
-of the tensor's product. They use additions and multiplications only, so that a graph can record
-them.
+and rounded once more. Some rules multiply a scalar that was read from a tensor by a number that
+depends on the shape of a parameter. :func:`product_in` and :func:`quotient_in` return a float with
+the bits of the tensor's product. They use additions and multiplications only, so that a graph can
+record them.
 """
 
 from typing import Any
@@ -108,15 +108,15 @@ def _round_to(x: float, dtype: str) -> float:
 def _round(x: float, bits: int, least: float) -> float:
     """Round a number to a binary float with ``bits`` significant bits, to nearest, ties to even.
 
-    ``unit`` is the power of two at or below ``|x|`` (Rump, "Fast and accurate summation of
-    floating-point numbers", 2008), or ``least``, the least normal number, if that is larger.
+    ``unit`` is the power of two at or below ``|x|``, or ``least``, the smallest normal number, if
+    ``least`` is larger. See Rump, "Fast and accurate summation of floating-point numbers", 2008.
     Adding and subtracting a large multiple of ``unit`` drops the lower bits of ``x``.
     """
     scaled = (2.0**52 + 1.0) * x
     unit = scaled - (1.0 - 2.0**-53) * scaled
     if torch.jit.is_scripting():
         unit = max(abs(unit), least)
-    else:  # without abs and max, which a traced stand-in for a number does not have
+    else:  # a traced stand-in for a number has no abs and no max
         unit = (unit * unit) ** 0.5
         unit = unit + (unit < least) * (least - unit)
     large = 1.5 * 2.0 ** (53 - bits) * unit

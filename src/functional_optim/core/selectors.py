@@ -371,7 +371,7 @@ def _format_short(where: Any) -> str:
 def _require_shape(path: Path, shape: Shape | None) -> Shape:
     if shape is None:
         raise ValueError(
-            f"the leaf at {path_name(path)!r} is asked for by its path alone, and this optimizer "
-            "tells leaves apart by their shapes: give the shape too, hypers_at(path, shape)"
+            f"only the path of {path_name(path)!r} is given, but this optimizer has a selector by "
+            "shape: pass the shape too, hypers_at(path, shape)"
         )
     return shape

@@ -52,7 +52,15 @@ Kind = Literal["pointwise", "per_matrix"]
 
 
 class Link(NamedTuple):
-    """Stage with its hyper-parameters: an argument of ``chain``."""
+    """Stage with its hyper-parameters: an argument of ``chain``.
+
+    Example::
+
+        >>> from functional_optim import clip_by_value
+        >>> link = clip_by_value(1.0)
+        >>> link.stage.name, link.hyper
+        ('clip_by_value', ClipByValueHyper(clip_value=1.0))
+    """
 
     stage: "Stage"
     hyper: Any

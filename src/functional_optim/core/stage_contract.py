@@ -9,7 +9,7 @@ from functional_optim.core.format import format_value
 from functional_optim.core.stage import Rule, Stage, Transform
 
 TENSORS = (Tensor, fx.Proxy)
-"""Types of tensors: the Proxy stands for a tensor while a stage is traced."""
+"""Types of tensors: while a stage is traced, tensors are Proxies."""
 
 
 def call_stage(
@@ -45,8 +45,8 @@ def call_stage(
     new, state = _check_result(stage, "grad", result, state)
     if isinstance(new, Tensor) and isinstance(grad, Tensor) and new.shape != grad.shape:
         raise RuntimeError(
-            f"{stage.name} made of a gradient of shape {tuple(grad.shape)} one of shape "
-            f"{tuple(new.shape)}; it must keep the shape"
+            f"{stage.name} returned a gradient of shape {tuple(new.shape)} for one of shape "
+            f"{tuple(grad.shape)}; it must keep the shape"
         )
     return param, new, state
 
@@ -101,8 +101,8 @@ def _check_result(stage: Stage, first: str, result: Any, before: Any) -> tuple[A
         pairs = zip(getattr(before, one.name), getattr(after, one.name), strict=True)
         if not all(new is old for old, new in pairs):
             raise TypeError(
-                f"{stage.name}: must hand back the input {one.name!r} of its state as it was given "
-                "it, for inputs are only read; keep what is made of it in another field"
+                f"{stage.name}: must return the input {one.name!r} of its state unchanged, because "
+                "inputs are only read; store a value computed from it in another field"
             )
     return value, after
 

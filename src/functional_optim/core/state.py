@@ -12,7 +12,18 @@ from torch import Tensor
 
 
 class GateCounts(NamedTuple):
-    """Counts of a leaf at a gate: 0-d int64 tensors."""
+    """Counts of a leaf at a gate: 0-d int64 tensors.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import accumulate, chain, sgd
+        >>> optimizer = chain(accumulate(2), sgd(lr=0.1))
+        >>> params = torch.zeros(1)
+        >>> params, state = optimizer.update(params, torch.ones(1), optimizer.init(params))
+        >>> state.leaves.gates
+        (GateCounts(runs=tensor(1), held=tensor(1)),)
+    """
 
     runs: Tensor
     """The number of runs of the stages up to the gate."""
@@ -21,7 +32,15 @@ class GateCounts(NamedTuple):
 
 
 class LeafState(NamedTuple):
-    """State of one parameter from step to step."""
+    """State of one parameter from step to step.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import sgd
+        >>> sgd(momentum=0.9).init({"w": torch.zeros(1)}).leaves["w"].step
+        tensor(0)
+    """
 
     step: Tensor
     """0-d int64 tensor: the number of steps of this leaf. Calls without a gradient, or that a gate
@@ -33,7 +52,15 @@ class LeafState(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """State that belongs to no leaf."""
+    """State that belongs to no leaf. :meth:`Optimizer.shared` returns its scalars by name.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import accumulate, chain, sgd
+        >>> chain(accumulate(2), sgd()).init(torch.zeros(1)).shared.step
+        tensor(0)
+    """
 
     step: Tensor
     """0-d int64 tensor: the number of calls of the optimizer."""
@@ -45,7 +72,16 @@ class Shared(NamedTuple):
 
 
 class State(NamedTuple):
-    """State of an optimizer: a pytree, which can be saved, sliced, vmapped and moved."""
+    """State of an optimizer: a pytree, which can be saved, sliced, vmapped and moved.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import adam
+        >>> state = adam().init({"w": torch.zeros(1), "b": torch.zeros(1)})
+        >>> sorted(state.leaves), state.shared
+        (['b', 'w'], ())
+    """
 
     leaves: Any
     """The tree of params, with a :class:`LeafState` in place of each parameter."""

@@ -260,7 +260,7 @@ def _state_without_tensors(
     with torch.no_grad():
         start = init_leaf(stages, hypers, param)
     late = not entries and not starts_in_first_step(stages, hypers, param)
-    if late and group_step:  # a late parameter has the step count of the others
+    if late and group_step:  # a late parameter has the step count of its group
         return start._replace(step=_as_step(group_step))
     # An option that needs state was switched on. As in torch, the next step is then a first step,
     # unless the step count has another use, such as in a schedule.

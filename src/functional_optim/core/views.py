@@ -1,8 +1,8 @@
 """Views of leaves as real, dense tensors for rules, and the conversion of results.
 
-A complex leaf becomes its real view. With a sparse gradient, if every stage allows it, a rule sees
-the stored rows of the gradient, and the same rows of the parameter and its state. So no algorithm
-handles complex numbers or sparse rows.
+A complex leaf is converted to its real view. If every stage supports sparse gradients, a rule gets
+the stored rows of the gradient, and the same rows of the parameter and its state. So algorithms
+need no code for complex numbers or sparse rows.
 """
 
 from collections.abc import Callable, Sequence

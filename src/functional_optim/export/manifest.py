@@ -235,7 +235,7 @@ def check_tensor(entry: Entry, tensor: Any, *, strides: bool) -> None:
     Strides are checked for a compiled program, which reads memory by fixed strides.
 
     Raises:
-        TypeError: the value is no tensor.
+        TypeError: the value is not a tensor.
         ValueError: another shape, dtype, device or layout.
     """
     where = f"{entry.list}: {entry.name}"

@@ -92,7 +92,7 @@ class ExportedStep:
             ``(params, grads, states, steps, hyper)``.
 
         Raises:
-            TypeError: a number that is no input, or a value that is no tensor.
+            TypeError: a number that is not an input, or a value that is not a tensor.
             ValueError: another tree; or a tensor whose shape, dtype, device or (for "aoti") layout
                 differs from the exported one.
         """

@@ -38,7 +38,7 @@ class ExplicitGradients(TorchOptimizer):
 
     @property
     def shared_entries(self) -> dict[str, Any]:
-        """The shared scalars, which groups store beside their options."""
+        """The shared scalars, which groups store together with their options."""
         return self._chains.shared_entries()
 
     @property

@@ -48,7 +48,7 @@ def divide_group(
 
     Args:
         group: its "params" are parameters, or pairs of a name and a parameter.
-        first: number of parameters in the groups before. A parameter without a name has its number
+        first: number of parameters in the earlier groups. A parameter without a name has its number
             as its path.
         selectors: records which selectors match a parameter.
         check: raises an error for a parameter that the front-end cannot step.

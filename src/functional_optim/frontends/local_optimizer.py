@@ -95,7 +95,7 @@ def local_optimizer(
         options: the same by name: options of the class, or hyper-parameters of the Optimizer.
 
     Raises:
-        TypeError: ``optimizer_class`` is no optimizer, or lacks an option.
+        TypeError: ``optimizer_class`` is not an optimizer, or lacks an option.
         ValueError: a value out of bounds; no parameters; a parameter twice.
 
     Example::
@@ -202,7 +202,7 @@ def _check_unique(groups: Sequence[Mapping[str, Any]]) -> None:
 class FunctionalOptimizer:
     """A local optimizer that steps parameters by a chain. Groups have its hyper-parameters.
 
-    Shared scalars are no options, so ``param_groups`` does not have them. Each part of a model
+    Shared scalars are not options, so ``param_groups`` does not contain them. Each part of a model
     computes them by the same functions from the same totals, so all parts have the same values.
 
     Args:

@@ -1,4 +1,4 @@
-"""Support for GradScaler: gradients are unscaled once, and steps with infinite gradients skipped.
+"""Support for GradScaler: unscale gradients once, and skip steps with infinite gradients.
 
 The rules are the same for all front-ends:
 

@@ -21,8 +21,8 @@ def list_inputs(
         extra: the inputs of the caller.
 
     Raises:
-        TypeError: an input is no mapping by parameter or by name.
-        ValueError: a key of an input is no parameter of the optimizer.
+        TypeError: an input is not a mapping by parameter or by name.
+        ValueError: a key of an input is not a parameter of the optimizer.
     """
     wanted = sorted(input_names(links).intersection(extra)) if extra else []
     if not wanted:

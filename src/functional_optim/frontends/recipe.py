@@ -183,7 +183,7 @@ def recipe_of(
         executor: the name of the executor; by default, it depends on the options.
 
     Raises:
-        TypeError: ``optimizer_class`` is no optimizer, or lacks an option.
+        TypeError: ``optimizer_class`` is not an optimizer, or lacks an option.
         ValueError: a value out of bounds, an unknown executor.
 
     Example::

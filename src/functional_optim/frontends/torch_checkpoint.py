@@ -93,8 +93,8 @@ def with_group_steps(
 
     Args:
         states: the entries of each parameter, by its number.
-        groups: the groups, with numbers as "params". If a group has "step", its class keeps one
-            count per group: the largest count of its parameters is written.
+        groups: the groups, with numbers as "params". If a group has "step", its class has one count
+            per group. The largest count of the group's parameters is written there.
     """
     made = []
     for group in groups:

@@ -94,7 +94,7 @@ class TorchClosureOptimizer(TorchOptimizer):
         """
         name = self._optimizer.rule.name
         if extra:
-            raise TypeError(f"{name} takes no inputs beside the loss, so no extra=")
+            raise TypeError(f"{name} takes only the loss, so extra= must be empty")
         if not callable(closure):
             raise TypeError(
                 f"{name} evaluates the loss several times in a step: write step(closure), with a "

@@ -64,7 +64,8 @@ def leaf_states(
 
     If the caller has cleared a dict, new state is created. Before the first step, state that
     depends on the parameter or on hyper-parameters is computed from their current values, as
-    torch's classes do in the first step. Other state is kept, since the caller may have written it.
+    torch's classes do in the first step. Other state is not changed, because the caller may have
+    written it.
 
     Args:
         stages, hypers: of the chain of the parameters.
@@ -77,7 +78,7 @@ def leaf_states(
     """
     dicts = [states[param] for param in params]
     values: list[Any] = [value for entries in dicts for value in entries.values()]
-    own_kinds = [  # layouts, and the numbers of step counts
+    own_kinds = [  # layouts, and the number of step counts
         (one.item(),) if type(one) in PLAIN and one.dtype == _COUNT and not one.dim() else kind
         for kind, one in zip(layouts_of(values), values, strict=True)
     ]

@@ -341,5 +341,5 @@ class GroupOptions:
             alike = [name for name in names if name.endswith(f".{key}")]
             if alike:
                 raise ValueError(
-                    f"{key!r} stands in several stages of this chain; set {' or '.join(alike)}"
+                    f"several stages of this chain have a {key!r}; set {' or '.join(alike)}"
                 )

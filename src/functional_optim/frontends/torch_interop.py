@@ -190,7 +190,7 @@ def to_torch_state_dict(
 
     Raises:
         ValueError: no registered class has this chain; hyper-parameters differ inside a group; a
-            hyper-parameter is a schedule, or is no option of the class; an option of the class
+            hyper-parameter is a schedule, or is not an option of the class; an option of the class
             follows from no hyper-parameter; step counts differ inside a group of a class that has
             one count per group.
 

@@ -61,7 +61,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     Parameter groups contain the hyper-parameters of the chain by name. So learning-rate schedulers,
     per-group options, closures, hooks, GradScaler and checkpoints work as for torch's own classes.
-    If the chain has a schedule, torch's schedulers are refused, since they compute with a number.
+    If the chain has a schedule, torch's schedulers are refused: they need a number.
 
     The constructor creates all state. A checkpoint of the equivalent torch.optim class can be
     loaded. State that depends on a parameter (an average, a float32 master) is computed again
@@ -78,8 +78,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             :class:`ClosureOptimizer`, which takes one group, and whose ``step`` needs a closure.
 
     Raises:
-        TypeError: ``params`` is no iterable of tensors, pairs or dicts; ``optimizer`` no Optimizer;
-            the argument ``flat``, which was removed.
+        TypeError: ``params`` is not an iterable of tensors, pairs or dicts; ``optimizer`` is not an
+            Optimizer; the argument ``flat``, which was removed.
         ValueError: no parameters; a parameter in two groups; groups of which only some have names;
             an integer or sparse parameter; a hyper-parameter out of bounds; an override that
             matches no parameter; an optimizer that selects by name if parameters have no names.
@@ -218,8 +218,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             The result of the closure, or None.
 
         Raises:
-            TypeError, ValueError, RuntimeError: as for :meth:`Optimizer.update`; ``closure`` is no
-                function; or an input has a key that is no parameter. Nothing has changed.
+            TypeError, ValueError, RuntimeError: as for :meth:`Optimizer.update`; ``closure`` is not a
+                function; or an input has a key that is not a parameter. Nothing has changed.
         """
         loss = None
         if closure is not None:

@@ -71,7 +71,7 @@ optimizer with a number for lr, or leave out the scheduler)
         return hash(self.schedule)
 
     def refuse_arithmetic(self, *_: Any) -> NoReturn:
-        """Raise TypeError: a schedule is no number."""
+        """Raise TypeError: a schedule is not a number."""
         raise TypeError(
             f"{self.name} is the schedule {format_hyper(self.schedule)}, a function of the steps "
             "that a parameter has made, and no number; an lr_scheduler of torch computes with a "

@@ -143,11 +143,12 @@ def block_elements(tensors: int, granularity: int = 1, device: str = "cpu") -> i
 
     The number is ``FUNCTIONAL_OPTIM_BLOCK`` of the environment, if that is set. By default the
     tensors fill a third of the last-level cache of torch's threads, and the number is a power of
-    two from 64 K to 1 M. In smaller blocks, starting the threads takes longer than reading memory.
-    On an accelerator, a launch takes as long as such a block, so blocks are larger.
+    two from 64 K to 1 M. With smaller blocks, starting the threads takes longer than reading
+    memory. On an accelerator, a launch takes as long as the work on such a block, so blocks are
+    larger there.
 
     Raises:
-        ValueError: the value of the variable is no positive number.
+        ValueError: the value of the variable is not a positive number.
     """
     asked = os.environ.get(BLOCK_VARIABLE)
     if asked is not None:

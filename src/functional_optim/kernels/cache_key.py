@@ -1,8 +1,8 @@
 """Key of a kernel's program for a chunk.
 
-:func:`~.signature.signature` visits every coefficient. For a chunk that is stepped again, the
-signature is usually the same, and only the numbers are new. So a generated Python function returns
-the numbers, and checks that all other coefficients are unchanged.
+:func:`~.signature.signature` visits every coefficient. If a chunk is stepped again, its signature
+is usually the same, and only the numbers differ. So a generated Python function returns the
+numbers, and checks that all other coefficients are unchanged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -74,7 +74,7 @@ def key_of(
     devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
-        raise UntraceableError(f"its tensors lie on several devices ({names})")
+        raise UntraceableError(f"its tensors are on several devices ({names})")
     dtypes = tuple(tensor.dtype for tensor in tensors)
     key = CacheKey(shape, tuple(map(type, chunk.coefficients)), dtypes)
     if chunk.entries is not None:
@@ -132,9 +132,9 @@ def require_few_choices(want: ProgramKey, made: Iterable[ProgramKey]) -> None:
     alike = [one for one in made if one.stages == stages]
     if sum(one.key._replace(shape=shape) == want.key for one in alike) >= CHOICES:
         raise UntraceableError(
-            f"its coefficients that are no floats, or the constants that its stages read, have "
-            f"taken {CHOICES} different values, and each is compiled apart: make what changes with "
-            "the step a coefficient that is annotated as float"
+            "its coefficients that are not floats, or the constants that its stages read, have had "
+            f"{CHOICES} different values, and each value is compiled separately: make a value that "
+            "changes with the step a coefficient that is annotated as float"
         )
 
 

@@ -1,7 +1,7 @@
 """Calls of torch's fused optimizers.
 
-The arguments are computed from the coefficients, in which a learning rate is always a number, also
-if the hyper-parameter is a tensor or a schedule.
+The arguments are computed from the coefficients. There, a learning rate is always a number, even if
+the hyper-parameter is a tensor or a schedule.
 """
 
 import math

@@ -24,13 +24,12 @@ from functional_optim.transforms.maximize import MAXIMIZE
 from functional_optim.transforms.weight_decay import WEIGHT_DECAY
 
 ULPS: dict[torch.dtype, float] = {torch.float32: 5.0, torch.float64: 5.0, torch.bfloat16: 3.0}
-"""Largest difference between one step and the reference's step, from the same finite inputs.
-
-The unit is the last place of the largest magnitude in the tensor (the parameter, or one of its
-states), before or after the step. On CUDA, Adam for torch.float32 computes 1 - beta in float32,
-with an error of up to a quarter of 1 / (1 - beta) units: 1.3e-5 of the second moment at 0.999.
-executor="auto" has no such error. No bound holds for an element whose gradient is nearly cancelled
-by a coupled weight decay, because Adam and Adagrad divide by the remainder.
+"""Largest difference between one step and the reference's step from the same finite inputs. The
+unit is the last place of the largest magnitude in a tensor (the parameter or a state), before or
+after the step. On CUDA, Adam for torch.float32 computes 1 - beta in float32, with an error of up to
+a quarter of 1 / (1 - beta) units: 1.3e-5 of the second moment at 0.999. executor="auto" has no such
+error. No bound holds for an element whose gradient is nearly cancelled by a coupled weight decay,
+because Adam and Adagrad divide by the remainder.
 """
 
 
@@ -168,7 +167,7 @@ def _plan(stages: Sequence[Stage], chunk: Leaf) -> tuple[Fused, Before] | str:
 class FusedKernel:
     """Kernel that calls torch's fused optimizers on accelerators.
 
-    It is not used on the CPU, where it is no faster than the exact loop and rounds in another way.
+    It is not used on the CPU: there, it is not faster than the exact loop, and rounds differently.
     """
 
     name = "fused"

@@ -51,9 +51,10 @@ class KernelExecutor(ReferenceExecutor):
     """Executor whose kernels step the leaves of plans. Without a plan it is the reference.
 
     Args:
-        kernels: the first one that supports a chunk steps it; if there is none, the reference does.
+        kernels: a chunk is stepped by the first kernel that supports it, or by the reference if
+            none does.
         joining: one of the kernels, which may step many leaves in one call, by their addresses.
-        listings: kernels that may step lists of leaves. The first one that can is used.
+        listings: kernels that can step lists of leaves. The first that supports the list is used.
         strict: True to raise KernelError if no kernel can step a leaf.
         stacks: True to step chains that need whole tensors by programs, and leaves of one shape in
             stacks; False to step them by the reference.
@@ -175,7 +176,7 @@ class KernelExecutor(ReferenceExecutor):
         Raises:
             KernelError: the executor is strict, and no kernel can step a leaf.
             RuntimeError: as for :class:`ReferenceExecutor`.
-            ValueError: the environment variable for the size of blocks is no positive number.
+            ValueError: the environment variable for the size of blocks is not a positive number.
         """
         self.require_kernels(stages, leaves)
         super().require(stages, leaves)

@@ -61,7 +61,8 @@ class LeafPasses:
     Args:
         bind_table: of the kernel that compiles loops.
         passes: of :func:`passes_of`.
-        leaves: with plain contiguous CPU tensors, which share no memory. They are not kept.
+        leaves: leaves with plain contiguous CPU tensors that share no memory. No reference to them
+            is kept.
         places: for each leaf, the positions of its tensors in the list of a step.
     """
 

@@ -62,7 +62,7 @@ class LeafProgram:
 
 
 _Programs = Cache["LeafProgram | str"]
-"""Programs by device and layouts of the tensors; the reason where there is no program."""
+"""Programs by device and layouts of the tensors; the reason if a program cannot be used."""
 
 _PROGRAMS: Cache[_Programs] = Cache()
 """Programs by stages and signature."""

@@ -3,7 +3,7 @@
 A compiled step takes the numbers that change with the step as elements of one small tensor, so a
 new value compiles nothing. torch's own functions need Python numbers for some of their arguments,
 such as ``alpha`` and ``value``. The functions here take 0-d tensors there, and are compiled instead
-of torch's. Each computes what torch documents for the function of the same name.
+of torch's. Each function computes what torch documents for the function of the same name.
 :class:`TensorScalarMode` replaces functions that are called eagerly.
 """
 
@@ -83,7 +83,10 @@ def full_like(x: Tensor, fill_value: Scalar, **options: Any) -> Tensor:
 
 
 def where(condition: Tensor, x: Any, y: Any) -> Tensor:
-    """``x`` where the condition is True, else ``y``. A 0-d tensor gets the dtype of the other."""
+    """Return ``x`` where the condition is True, else ``y``.
+
+    A 0-d tensor is converted to the dtype of the other tensor.
+    """
     if isinstance(x, Tensor) and isinstance(y, Tensor) and x.dtype != y.dtype:
         if x.dim() == 0:
             x = x.to(y.dtype)
@@ -120,7 +123,7 @@ def is_torch_function(function: Any, name: str) -> bool:
 
 
 class LoweringMode(TorchFunctionMode):
-    """Mode in which torch's functions take 0-d tensors as numbers, to be compiled."""
+    """Mode in which torch's functions accept 0-d tensors instead of numbers, for compilation."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -93,7 +93,7 @@ def can_pass(stages: Sequence[Stage], passes: Sequence[Pass], leaves: Sequence[L
 
 
 def _form_of(leaf: Leaf) -> tuple[tuple[int, ...], ...]:
-    """Return the number of tensors in each field of each state; -1 for a field that is no list."""
+    """Return the number of tensors in each field of each state; -1 if a field is not a list."""
     return tuple(
         tuple(len(one) if isinstance(one, list) else -1 for one in state) for state in leaf.states
     )

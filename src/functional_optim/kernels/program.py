@@ -84,8 +84,8 @@ def block_program(
     Args:
         trace: of a pointwise chain.
         chunk: tensors with the dtypes of the program. It is tried on their first elements.
-        scalar_args: the scalar arguments of some step. The program does not depend on their values,
-            nor on those of the tensors.
+        scalar_args: example scalar arguments of a step. The program does not depend on their
+            values, and not on the values of the tensors.
         granularity: number of elements that the chain computes together.
 
     Raises:

@@ -67,8 +67,8 @@ def _run_stages(
 ) -> None:
     """Run all stages for all leaves, and call ``finish`` for each leaf.
 
-    A chain without a total in the middle finishes a leaf before it starts the next leaf, so that
-    the temporaries of the first are freed.
+    A chain without a total in the middle finishes one leaf before it starts the next leaf, so that
+    temporaries are freed.
     """
     walks = [_StageWalk(leaf) for leaf in leaves]
     totals = list(measured)
@@ -159,7 +159,7 @@ def _reduce_together(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> Tensor 
 
 
 class ReferenceExecutor(Executor):
-    """Executor that calls the stages one after the other, in Python."""
+    """Executor that calls the stages of a chain in order, in Python."""
 
     exact = True
     takes_dtensors = True

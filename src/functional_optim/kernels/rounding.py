@@ -1,9 +1,9 @@
 """Pointwise chains whose leaves cannot be stepped as chunks, because of rounding or 0-d states.
 
 Torch computes most elements of a tensor in vectors, and the last elements one by one. A few
-operations round differently in the two cases. A chain with such an operation equals the reference
-only if each tensor is stepped as a whole, not in a flat buffer or a block. Chunks also exclude 0-d
-parameters of a chain that keeps a 0-d state for each parameter.
+operations round differently in these two cases. A chain with such an operation equals the reference
+only if each tensor is stepped whole, and not as part of a flat buffer or in blocks. Chunks also
+exclude 0-d parameters of a chain that keeps a 0-d state for each parameter.
 """
 
 from collections.abc import Sequence

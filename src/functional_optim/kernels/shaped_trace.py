@@ -64,8 +64,8 @@ class ShapedTracer(Tracer):
 
     Args:
         chunk: a meta tensor for each tensor of the chunk, in order.
-        numbers: a value for each number. It gives results of operations a shape, and rules cannot
-            read it.
+        numbers: a value for each number. The values give the results of operations a shape. A rule
+            cannot read them.
         device: of the tensors that the graph is for.
     """
 
@@ -90,7 +90,7 @@ class ShapedTracer(Tracer):
         self.shaped: set[fx.Node] = set()
         """Nodes that depend on the chunk."""
         self.numbers: set[fx.Node] = set()
-        """Those among them that are numbers: a program reads them from tensors at each step."""
+        """Nodes of ``shaped`` that are numbers: a program reads them from tensors at each step."""
 
     def placeholder(self, name: str) -> fx.Proxy:
         node = self.graph.placeholder(name)
@@ -153,7 +153,7 @@ def shaped_trace(
     Args:
         leaf: an example.
         shape: the signature of the graph.
-        numbers: the float coefficients of some step.
+        numbers: example float coefficients of a step.
 
     Returns:
         The graph, and the values of its nodes without data.

@@ -33,8 +33,8 @@ STACK_ON_DEVICES = 1 << 25
 EVIDENCE = 1 << 20
 """Number of elements that must equal the reference before a kind of stack is used.
 
-torch's batched products of bfloat16 matrices of 16 x 16 and less round about one element in 10^5 to
-10^6 in another way than its single products.
+For bfloat16 matrices of at most 16 x 16, torch's batched products round about one element in 10^5
+to 10^6 differently from single products.
 """
 
 SMALLEST = 1 << 9
@@ -44,7 +44,7 @@ SMALLEST = 1 << 9
 class _Evidence:
     """Trials of one kind of stack: steps from random numbers, in a stack and one by one.
 
-    Each step of such a stack makes at most one trial, so that no step waits for all trials.
+    Each step of such a stack makes at most one trial, so that no single step pays for all trials.
     """
 
     def __init__(self) -> None:

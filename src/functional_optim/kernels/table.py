@@ -71,7 +71,7 @@ def register_executor(name: str, executor: Executor) -> None:
         executor: derived from :class:`Executor`.
 
     Raises:
-        TypeError: the name is no str, or the executor is no :class:`Executor`.
+        TypeError: the name is not a str, or the executor is not an :class:`Executor`.
         ValueError: another executor has this name.
 
     Example::

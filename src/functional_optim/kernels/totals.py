@@ -36,7 +36,7 @@ def total_of(
     """Return the total of a measured stage over the gradients at the stage: a 0-d float64 tensor.
 
     On the CPU, numbers are added in the order of the gradients. On other devices they are added in
-    torch's order, so that nothing waits for the device.
+    the order that torch uses, so that the host does not wait for the device.
 
     Args:
         stage: a stage with a ``measure``.
@@ -164,7 +164,7 @@ class UnchangedBy:
         self._last = Unchanged(None, gradients=not stages, params=not stages)
 
     def find(self, numbers: Iterable[Any], leaves: Callable[[], Iterable[Leaf]]) -> Unchanged:
-        """Return the answer for these coefficients.
+        """Return the stored result for these coefficients, or compute it.
 
         Args:
             numbers: objects with the ``coefficients`` of these stages, or of more stages.

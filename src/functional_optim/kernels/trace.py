@@ -234,7 +234,7 @@ def _call_stages(
             raise
         except NotPointwiseError as error:
             raise NotPointwiseError(
-                f"{stage.name} says that it is pointwise, but {error}"
+                f"{stage.name} declares that it is pointwise, but {error}"
             ) from error
         except TraceError as error:
             raise UntraceableError(

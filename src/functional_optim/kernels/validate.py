@@ -43,7 +43,7 @@ class Validated(NamedTuple):
     values: dict[fx.Node, Any]
     """The value of each node."""
     root: dict[fx.Node, fx.Node]
-    """For each node, the node that owns its memory; the node itself if it is no view."""
+    """For each node, the node that owns its memory; the node itself if it is not a view."""
 
 
 def examples(chunk: Sequence[Tensor], block_size: int) -> list[Tensor]:
@@ -196,9 +196,9 @@ def _check_length(node: fx.Node, values: dict[fx.Node, Any], length: int) -> Non
     )
     if isinstance(value, Tensor) and of_elements and value.shape != (length,):
         raise NotPointwiseError(
-            f"a stage of this chain says that it is pointwise, but {node.name} makes a tensor "
-            f"of shape {tuple(value.shape)} of {length} elements, so it looks at more "
-            "than one at a time; give that stage kind='per_matrix'"
+            f"a stage of this chain declares that it is pointwise, but {node.name} returns a "
+            f"tensor of shape {tuple(value.shape)} for {length} elements, so it computes with "
+            "more than one element at a time; give that stage kind='per_matrix'"
         )
 
 
@@ -208,14 +208,14 @@ def _check_result(name: str, made: Any, old: Tensor) -> None:
         return
     what = f"{tuple(made.shape)} of {made.dtype}" if isinstance(made, Tensor) else repr(made)
     raise UntraceableError(
-        f"a rule made of {name}, {tuple(old.shape)} of {old.dtype}, something else: {what}"
+        f"a rule returned {what} for {name}, which is {tuple(old.shape)} of {old.dtype}"
     )
 
 
 _OTHER_IN_A_MATRIX = (
-    "a stage of this chain says that it is pointwise, but it makes of a matrix something else than "
-    "of its elements one after the other; give that stage kind='per_matrix', or give its rule what "
-    "it reads of the shape as a hyper-parameter, by override()"
+    "a stage of this chain declares that it is pointwise, but its result for a matrix differs from "
+    "its result for the flat elements; give that stage kind='per_matrix', or pass the values that "
+    "its rule reads from the shape as a hyper-parameter, by override()"
 )
 
 
@@ -236,9 +236,9 @@ def _check_pointwise(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequenc
         part[node] = call_node(node, {one: cut(one) for one in node.all_input_nodes})
         if not _is_close(part[node], cut(node)):
             raise NotPointwiseError(
-                f"a stage of this chain says that it is pointwise, but {node.name} makes of some "
-                "elements something else when others stand before them; give that stage "
-                "kind='per_matrix'"
+                f"a stage of this chain declares that it is pointwise, but the result of "
+                f"{node.name} for some elements depends on the elements before them; give that "
+                "stage kind='per_matrix'"
             )
     try:
         made = evaluate(trace, [whole[one].view(MATRIX) for one in trace.chunk], scalar_args)
@@ -270,8 +270,8 @@ def check_pointwise_stages(stages: Sequence[Stage], chunk: Leaf, totals: Sequenc
     pairs = zip(tensors_of(part), tensors_of(whole), strict=True)
     if not all(_is_close(a, b[CUT:]) for a, b in pairs):
         raise NotPointwiseError(
-            "a stage of this chain says that it is pointwise, but what it makes of some elements "
-            "depends on those that stand before them; give that stage kind='per_matrix'"
+            "a stage of this chain declares that it is pointwise, but its result for some elements "
+            "depends on the elements before them; give that stage kind='per_matrix'"
         )
     pairs = zip(tensors_of(matrix), tensors_of(whole), strict=True)
     if not all(_is_close(a.reshape(-1), b) for a, b in pairs):
@@ -281,8 +281,8 @@ def check_pointwise_stages(stages: Sequence[Stage], chunk: Leaf, totals: Sequenc
 def trial_numbers(like: Tensor, index: int, count: int = WHOLE) -> Tensor:
     """Return numbers of both signs that use all bits of their dtype, with different neighbours.
 
-    The numbers are equal in all processes and for all callers. So a cached result of a trial does
-    not depend on the caller that made the trial.
+    The numbers are equal in all processes and for all callers. So a cached trial does not depend on
+    its caller.
     """
     place = torch.arange(1, count + 1, dtype=torch.float64, device=like.device)
     return ((place * (math.sqrt(2.0) + index / math.pi)) % 3.6 - 1.7).to(like.dtype)
@@ -340,7 +340,7 @@ def check_device_scalars(stages: Sequence[Stage], leaf: Leaf) -> None:
             line = str(error).strip().split("\n")[0]
             names = ", ".join(stage.name for stage in stages)
             raise UntraceableError(
-                f"a chain ({names}) cannot be stepped with numbers that stand on a device "
-                f"({type(error).__name__}: {line}): a rule computes with torch's functions and "
-                "those of functional_optim.numeric, and looks neither at a number nor at data"
+                f"a chain ({names}) cannot be stepped with scalars on a device "
+                f"({type(error).__name__}: {line}): a rule must use only functions of torch and of "
+                "functional_optim.numeric, and must not branch on a scalar or on data"
             ) from error

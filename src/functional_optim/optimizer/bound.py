@@ -267,7 +267,7 @@ class BoundOptimizer:
             hyper: hyper-parameters for this step only.
 
         Raises:
-            TypeError: an unknown hyper-parameter, or a gradient that is no tensor.
+            TypeError: an unknown hyper-parameter, or a gradient that is not a tensor.
             ValueError: another tree, a gradient of another shape, dtype or device, a value out of
                 bounds, or a parameter that has become the result of an operation.
             RuntimeError: a parameter, a buffer or a tensor of the state was moved or resized, or
@@ -323,7 +323,7 @@ class BoundOptimizer:
             leaves.steps.run(step, ())
 
     def _check_memory(self, grads: list[Tensor | None] | None) -> None:
-        """Raise an error if memory has moved, or a parameter with a gradient is no leaf."""
+        """Raise an error if memory has moved, or a parameter with a gradient is not a leaf."""
         self._layout.check()
         stepped = [True] * len(self._params) if grads is None else [g is not None for g in grads]
         check_writable(dict(compress(zip(self._names, self._params, strict=True), stepped)))

@@ -118,8 +118,8 @@ class CapturableOptimizer(BoundOptimizer):
         device, *more = dict.fromkeys(param.device for param in self._params)
         if more:
             raise ValueError(
-                f"there are parameters on {device} and on {more[0]}, and a graph is captured on "
-                "one device: bind those of each device apart"
+                f"there are parameters on {device} and on {more[0]}, but a graph is captured on "
+                "one device: bind the parameters of each device separately"
             )
         for stage in optimizer.stages:
             if stage.state_device not in {None, device.type}:
@@ -315,9 +315,9 @@ class CapturableOptimizer(BoundOptimizer):
         pairs = zip(self._names, stepped, self._captured or (), strict=True)
         name = next(name for name, now, then in pairs if now != then)
         raise RuntimeError(
-            f"a captured step is made of the parameters that had a gradient then; of {name!r} that "
-            "is no longer so, and step counts would part, which replays do not see: give it a "
-            "gradient of zeros, or bind such parameters apart"
+            f"a captured step always steps the parameters that had a gradient during capture, but "
+            f"{name!r} now differs: step counts would no longer be equal, and replays cannot see "
+            "that. Give the parameter a gradient of zeros, or bind such parameters separately"
         )
 
     @with_lock

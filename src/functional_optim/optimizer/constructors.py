@@ -33,7 +33,7 @@ def call_constructor(
 
     Raises:
         TypeError: the arguments do not fit, with or without parameters before them; or the result
-            is no optimizer.
+            is not an optimizer.
 
     Example::
 
@@ -66,9 +66,9 @@ def call_constructor(
     if isinstance(made, torch.optim.Optimizer):
         return None
     raise TypeError(
-        "an optimizer must be a functional_optim.Optimizer, made of hyper-parameters, such as "
-        "chain(...), or a torch.optim.Optimizer, made of parameters; "
-        f"{format_value(constructor)} made {format_value(made)}"
+        "a constructor must return a functional_optim.Optimizer if it is called with "
+        "hyper-parameters, such as chain(...), or a torch.optim.Optimizer if it is called with "
+        f"parameters; {format_value(constructor)} returned {format_value(made)}"
     )
 
 

@@ -81,7 +81,7 @@ def waiting_lines(optimizer: Chain) -> list[str]:
 
 def _why_waiting(stage: Stage) -> str | None:
     if stage.gate is not None:
-        return "it is a gate, which decides whether the stages behind it run"
+        return "it is a gate, which decides if the stages after it run"
     total = ", from a total over the parameters" if needs_total(stage) else ""
     if stage.combine is not None:
         return f"it computes scalars that all parameters share{total}"

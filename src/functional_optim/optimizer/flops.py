@@ -118,7 +118,7 @@ class _FlopCounter(TorchFunctionMode):
 
 
 def _is_new(name: str, made: Tensor, args: Sequence[Any]) -> bool:
-    """Return True if the result of a function is no view of an argument."""
+    """Return True if the result of a function is not a view of an argument."""
     if name.endswith("_") and not name.endswith("__"):
         return True
     storage = storage_key(made)

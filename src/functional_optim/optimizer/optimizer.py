@@ -81,7 +81,7 @@ class Optimizer(Chain):
             A :class:`~functional_optim.State` whose ``leaves`` are a tree like ``params``.
 
         Raises:
-            TypeError: a leaf is no tensor.
+            TypeError: a leaf is not a tensor.
             ValueError: there is no tensor, a tensor occurs twice, a parameter is integer or sparse,
                 or an override matches no leaf.
         """
@@ -123,13 +123,13 @@ class Optimizer(Chain):
             ``(params, state)`` after the step. Leaves without a gradient are the same objects.
 
         Raises:
-            TypeError: an unknown hyper-parameter, or a gradient that is no tensor.
+            TypeError: an unknown hyper-parameter, or a gradient that is not a tensor.
             ValueError: trees differ; a gradient has another shape, dtype or device; the state is of
                 another optimizer or tree; a value is out of bounds; an input does not fit, or is
                 missing. The error names the leaf.
             RuntimeError: the chain does not support a sparse gradient; a stage such as ``stored``
                 has no derivative, and torch.func follows an argument, or autograd follows an
-                argument that is no parameter; a CUDA graph is being captured.
+                argument that is not a parameter; a CUDA graph is being captured.
         """
         optimizer = with_hyper(self, hyper) if hyper else self
         given, extra = (params, grads, state), extra or {}

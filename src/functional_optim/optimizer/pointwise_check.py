@@ -55,11 +55,11 @@ def _check(optimizer: Optimizer) -> None:
             parts = [_run(optimizer, part, steps) for part in (slice(0, 1), slice(1, count))]
             if not torch.equal(whole, torch.cat(parts)):
                 raise NotPointwiseError(
-                    f"the chain {optimizer} says that it is pointwise, but a parameter stepped in "
-                    f"two parts is not the parameter: from {list(_PARAM[:count])} with gradients "
-                    f"{[list(grad[:count]) for grad in _GRADS[:steps]]} it makes {whole.tolist()}, "
-                    f"cut after the first element {torch.cat(parts).tolist()}; give the stage that "
-                    "looks at more than one element kind='per_matrix'"
+                    f"the chain {optimizer} declares that it is pointwise, but stepping a "
+                    f"parameter in two parts changes the result: from {list(_PARAM[:count])} with "
+                    f"gradients {[list(grad[:count]) for grad in _GRADS[:steps]]}, the result is "
+                    f"{whole.tolist()}, and in parts {torch.cat(parts).tolist()}; give the stage "
+                    "that computes with more than one element kind='per_matrix'"
                 )
 
 

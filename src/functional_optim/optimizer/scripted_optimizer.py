@@ -153,7 +153,7 @@ class ScriptedOptimizer:
         """Change hyper-parameters, by name, from the next step on.
 
         Raises:
-            TypeError: a name that the chain does not have, or a value that is no number.
+            TypeError: a name that the chain does not have, or a value that is not a number.
             ValueError: a value out of bounds, or an option that needs other state.
         """
         groups = [replace_values(links, hyper) for links in self._groups]

@@ -40,7 +40,7 @@ def state_field(optimizer: Optimizer, state: State, name: str, *, params: Any = 
         such a tensor: the parameter is None, or an option removes the field.
 
     Raises:
-        TypeError: ``state`` is no State.
+        TypeError: ``state`` is not a State.
         ValueError: the chain has no such field; the state is of another optimizer.
 
     Example::
@@ -77,7 +77,7 @@ def with_state_field(
         A State that shares all other tensors with ``state``.
 
     Raises:
-        TypeError: ``state`` is no State, or a value in ``tree`` is no tensor.
+        TypeError: ``state`` is not a State, or a value in ``tree`` is not a tensor.
         ValueError: the chain has no such field; the trees differ; a tensor has another shape,
             dtype, device or layout; a tensor is missing, or the leaf has no such tensor; a step
             count is negative. The error names the leaf.
@@ -129,7 +129,7 @@ def _leaves(
     """Return the state of each leaf (or None), the tree of params, and the stages of each leaf.
 
     Raises:
-        TypeError: ``state`` is no State; leaves differ in their stages, and ``params`` is None.
+        TypeError: ``state`` is not a State; leaves differ in their stages, and ``params`` is None.
         ValueError: the state is of another optimizer.
     """
     if not isinstance(state, State):

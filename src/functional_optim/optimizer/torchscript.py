@@ -304,7 +304,7 @@ def _annotations(stage: Stage, function: Any, arguments: int) -> list[Any]:
     """Return the types of a function's arguments.
 
     Raises:
-        UnscriptableError: it is no module-level function, or has too few annotated arguments.
+        UnscriptableError: it is not a module-level function, or has too few annotated arguments.
     """
     if not inspect.isfunction(function):
         raise UnscriptableError(

@@ -80,7 +80,7 @@ class Addends:
 
         Args:
             decider: of the step. Each gradient must have the strides of its parameter.
-            totals: of the measured stages before.
+            totals: of the earlier stages that need a total.
         """
         part, last = self._part, self._part.stages[-1]
         grads: list[Any] = list(map(decider.grads.__getitem__, part.members))
@@ -182,7 +182,7 @@ def _state_columns(tensors: list[Tensor], columns: Any) -> Any:
 
 
 def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:
-    """Return each gradient's addend to the total of a measured stage."""
+    """Return each gradient's addend to the total of a stage."""
     assert isinstance(stage, Transform)
     assert stage.measure is not None
     found = try_measure_each(stage, grads, are_alike=True)

@@ -129,7 +129,7 @@ class PointwiseChunk(Chunk):
         """The kernel that takes pointers, bound to the latest static coefficients, and to those
         before, which may come again: an accumulation starts, and continues."""
         self._retry = 0.0
-        """The step from which a kernel that did not take the pointers is tried again."""
+        """The step from which a kernel that refused the pointers is tried again."""
 
     def bind(
         self, tensors: list[Tensor], made: StepScalars, pointers: bytes, totals: Sequence[Tensor]
@@ -185,7 +185,7 @@ class _Listing:
     Args:
         stages, executor, members: as for :class:`Chunk`.
         rows: of these leaves.
-        leaves: with the layouts of the leaves. Their tensors are not kept.
+        leaves: leaves with these layouts. No reference to their tensors is kept.
     """
 
     def __init__(

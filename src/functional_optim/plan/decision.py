@@ -47,14 +47,14 @@ class Decision:
 
     Args:
         links: of the optimizer, with the hyper-parameters of this step.
-        executor: computes the totals of measured stages.
+        executor: computes the totals.
         leaves: all parameters of the tree; frozen parameters may be omitted.
         shared: the shared scalars before the step.
         measured: the totals of the first stages that need a total, if other shards or ranks
             contribute to them: a vector for a stage with ``reduce``.
         extra: the inputs besides the gradients, by name; inputs per leaf are lists.
-        rows: returns the addends of many leaves at once, where it can; None to reduce leaves
-            without a plan.
+        rows: function that returns the addends of many leaves at once, or None if it cannot.
+            Without this function, leaves are reduced one by one.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Decision:
         return _as_tensor(point.stage, self._total(point))
 
     def addends(self) -> tuple[list[Tensor], Tensor]:
-        """Return each leaf's addend to that total, and the zero of leaves that do not reach it.
+        """Return each leaf's addend to the total, and a zero for leaves without an addend.
 
         The totals of all earlier stages must be known, so that no addend depends on another leaf.
         """
@@ -223,12 +223,13 @@ class Decision:
     def _ordered_total(self, point: Point) -> Tensor | tuple[float, ...] | None:
         """Return a total that is summed in the order of the leaves.
 
-        It does not depend on how leaves are divided into parts, nor on which leaves are late.
+        The total does not depend on how leaves are divided into parts, and not on which leaves are
+        late.
 
         Returns:
-            Numbers, one for each total, or a tensor; None if all leaves are in one part and have
-            no plan, if some leaves are shards or on an accelerator, where torch chooses the order,
-            or if there are no leaves.
+            One number per total, or a tensor. None if there are no leaves, if all leaves are in one
+            part without a plan, or if some leaves are shards or on an accelerator: there, torch
+            chooses the order.
         """
         numbers: dict[int, Sequence[float]] = {}
         tensors: dict[int, Tensor] = {}

@@ -171,7 +171,7 @@ def _all_totals(
 
 
 class _Entered(NamedTuple):
-    """Items of a step in place, in the forms that an executor steps."""
+    """Items of an in-place step, converted to the tensors that an executor steps."""
 
     given: Sequence[Item]
     items: Sequence[Item]

@@ -114,7 +114,7 @@ def _joined(label: str, number: Callable[[Any], Any], kind: Any, plain: Any, now
 
 
 def _computed_once(number: Tensor) -> Tensor:
-    """Return the scalar as the result of a reduction. Inductor unrolls those of fewer than 8."""
+    """Return the scalar as the result of a reduction: Inductor unrolls one of < 8 elements."""
     return number.expand(16).amax()
 
 
@@ -193,7 +193,7 @@ def _how(stage: Stage, hyper: Any, ways: Sequence[Evaluation], fed: Sequence[str
     for way in ways:
         try:
             _try(stage, hyper, way, [s.name for s in iter_inputs(hyper) if s.name in fed])
-        except Exception as error:  # noqa: BLE001  whatever a user's function raises on a stand-in
+        except Exception as error:  # noqa: BLE001  a user's function may raise any error
             why = first_line(error)
         else:
             return _How(way, "")

@@ -108,8 +108,8 @@ class LeafInputs:
                 required = any(one.required for one in stage.inputs if one.name == name)
                 way = "" if required else f", or leave {name!r} out of this step"
                 raise ValueError(
-                    f"extra[{name!r}] has nothing for {self._leaves[k].name!r}, which {stage.name} "
-                    f"is to step: give a tensor for each parameter that is stepped{way}"
+                    f"extra[{name!r}] has no tensor for {self._leaves[k].name!r}, which "
+                    f"{stage.name} needs: give a tensor for each parameter that is stepped{way}"
                 )
 
     def refuse_held(self, gate: Stage, behind: Sequence[Stage]) -> None:

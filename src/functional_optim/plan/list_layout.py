@@ -14,7 +14,7 @@ from functional_optim.plan.python_loops import PYTHON_LOOPS, loops_for
 
 
 class ListLayout:
-    """The layouts of some tensors in the list of a step, checked in one call. It holds no tensor.
+    """Layouts of some tensors in the list of a step, checked in one call. It holds no tensor.
 
     Args:
         positions: of the tensors whose layouts are fixed.
@@ -61,10 +61,10 @@ class ListLayout:
         return layout is not None and bool(loops.hold(layout, fixed, False))
 
     def locate(self, tensors: list[Any]) -> bytes | None:
-        """Return the pointers of tensors; None if the step must not use them.
+        """Return the pointers of tensors, or None if the step must not use them.
 
-        None if a layout has changed, or if a written tensor is a result of autograd or an inference
-        tensor, or shares memory with another tensor.
+        The result is None if a layout has changed, or if a written tensor is a result of autograd,
+        is an inference tensor, or shares memory with another tensor.
         """
         loops, layout = self._laid
         if layout is None:

@@ -26,8 +26,9 @@ from functional_optim.plan.shared_numbers import Written
 from functional_optim.plan.step_leaves import StepLeaves
 
 MASKS = 32
-"""Default number of sets of missing gradients for which plans are kept: as many as a model has
-layers that are dropped in turn, or experts. The plans of a set take about 1 kB for each leaf."""
+"""Default number of sets of missing gradients for which plans are kept. It is enough for a model
+with 32 experts, or that drops one of 32 layers at a time. The plans of a set take about 1 kB per
+leaf."""
 
 
 class PlannedSteps:
@@ -35,7 +36,7 @@ class PlannedSteps:
 
     Args:
         numbers: for each leaf, the number of its chain.
-        places: for each leaf, its index in the tree.
+        places: for each leaf, its position in the tree.
         more: positions of tensors that a step writes to, and that belong to no leaf.
         masks: number of sets of missing gradients for which plans are kept.
         may_begin: True if plans may make the first step of a leaf. False if the state of a leaf
@@ -68,7 +69,7 @@ class PlannedSteps:
         """Trees of one form share these plans, and several threads may step them."""
         self._masks: dict[bytes | None, PlainSteps | DecidedSteps] = {}
         self._clock = count(1)
-        """Clock of the uses of plans, by which the least recently used ones are found."""
+        """Counter of the uses of plans, to find the least recently used plans."""
 
     def prepare(
         self, given: StepInputs, *, in_place: bool = True, begins: bool = False
@@ -184,7 +185,7 @@ class PlannedSteps:
         return known if known.layout.holds(every, in_place=in_place) else None
 
     def _keep(self, mask: bytes | None, known: PlainSteps | DecidedSteps) -> None:
-        """Keep plans. If there are too many, drop those that were not used for longest."""
+        """Store plans. If there are too many, drop the least recently used ones."""
         known.used = next(self._clock)
         masks = {**self._masks, mask: known}  # another thread may be reading the old one
         if len(masks) > self._most:

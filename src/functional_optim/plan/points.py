@@ -107,7 +107,7 @@ class Point:
     parts: tuple[LeafPart, ...]
     """The leaves that reach the stage, with their stages up to this one, ordered by first leaf."""
     missing: tuple[tuple[int, tuple[int, ...]], ...]
-    """Leaves without gradients of which this gate may have kept something: the number of the gate
+    """Leaves without gradients for which this gate may have kept a gradient: the number of the gate
     in their chain, and the leaves."""
     ways: tuple[_Passage, ...]
     behind_gates: tuple[int | None, ...]
@@ -120,7 +120,7 @@ class Point:
     """The next point or End, by the state of the gate and by the late leaves."""
 
     def behind(self) -> list[tuple[Stage, ...]]:
-        """Return the stages after this one, for each cohort that reaches it."""
+        """Return the stages after this point, for each cohort that has it."""
         reaching = [way.cohort for way in self.ways if way.reaches(self.place)]
         return [one.stages[one.places.index(self.place) + 1 :] for one in reaching]
 
@@ -200,8 +200,8 @@ class Outline:
 
         Args:
             is_open: False if the point is a gate that is closed.
-            late: for each entry of ``missing``, the leaves of which the gate kept something; empty
-                if there are none.
+            late: for each entry of ``missing``, the leaves for which the gate kept a gradient;
+                empty if there are none.
         """
         found = point.after.get((is_open, late))
         if found is None:

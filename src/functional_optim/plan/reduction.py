@@ -130,7 +130,7 @@ def _reduced_whole(
     measured: Sequence[Tensor],
     scalars_of: Callable[[Item], StepScalars],
 ) -> Tensor:
-    """Return what DTensors add if a stage needs whole tensors, one DTensor after the other."""
+    """Return the addends of DTensors, one by one, for a stage that needs whole tensors."""
     total: Tensor | None = None
     for item in items:
         own = on_this_rank(stages, executor, [item])

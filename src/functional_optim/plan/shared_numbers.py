@@ -227,7 +227,7 @@ def as_numbers_of(totals: Tensor) -> tuple[Any, ...]:
 
 
 def _unwrapped(value: Tensor) -> Tensor:
-    """Return a tensor without the wrappers of torch.func.grad that take no derivative of it.
+    """Return a tensor without the wrappers of torch.func.grad that do not differentiate it.
 
     Inside torch.func.grad, the result of every operation is wrapped. A scalar must have the same
     value with and without wrapper.

@@ -36,7 +36,7 @@ def makes_first_run(numbers: Numbers, gate: int | None) -> bool:
     """Return True if the last stages of a run have not run for some leaves.
 
     Args:
-        numbers: the counts of the leaves.
+        numbers: the step and gate counts of the leaves.
         gate: the number of the gate at which the run ends; None if it ends with the step.
     """
     for _, step, gates in numbers:  # noqa: SIM110  a generator is two calls more

@@ -89,9 +89,9 @@ class StepPlan:
     """A step of leaves with certain layouts.
 
     Args:
-        groups: for each leaf, the number of the group whose hyper-parameters it has.
+        groups: for each leaf, the index of its group of hyper-parameters.
         rows: for each leaf, the positions of its tensors in the list of a step.
-        tensors: the list of such a step. All leaves are checked. No tensor is kept.
+        tensors: the list of such a step. All leaves are checked. No reference to a tensor is kept.
         counted: True if a step increases the step counts.
         may_begin: True if the plan may make the first step of a leaf. False if the state of a leaf
             may be created again before its first step.
@@ -181,13 +181,13 @@ class StepPlan:
 
         Args:
             hypers: of each group, checked.
-            measured: the totals of measured stages, if other processes contribute to them.
+            measured: the totals, if other processes contribute to them.
             numbers: of each group, instead of ``hypers`` and step counts.
             begins: True if the state of leaves before their first step was created for this step.
 
         Raises:
             TypeError, ValueError, RuntimeError: a gradient that does not fit.
-            KernelError, NotPointwiseError: the executor does not step the leaves.
+            KernelError, NotPointwiseError: the executor cannot step the leaves.
         """
         if self._real is not None:
             views = self._real.of(tensors)

@@ -52,7 +52,7 @@ class Totals:
         Args:
             numbers: for each chunk, the coefficients of this step.
             gradients: of all leaves, in their order.
-            leaf: returns the leaf at a position, with coefficients, as stages see it.
+            leaf: returns the leaf at a position, with the tensors and coefficients that stages get.
         """
         is_first = self.count == 1 and not measured
         kinds = partial(self._leaf_of_each_kind, numbers, leaf)

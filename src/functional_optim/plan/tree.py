@@ -212,7 +212,7 @@ class TreeForm:
 
         Args:
             tree: that was stepped.
-            tensors: those after the step, in the order of those before it.
+            tensors: the tensors after the step, in the order of the tensors before it.
             kept: positions of the leaves that did not change. Their states, and those of missing
                 parameters, stay the same objects.
         """
@@ -262,7 +262,7 @@ def initial_state(optimizer: Chain, params: Any) -> State:
 
 
 def check_in_place(leaves: Sequence[Any], spec: optree.PyTreeSpec, items: Sequence[Any]) -> None:
-    """Raise TypeError or ValueError if leaves cannot be stepped in place, each once.
+    """Raise TypeError or ValueError if a leaf cannot be stepped in place, or occurs twice.
 
     Args:
         leaves: all parameters of the tree.

@@ -65,7 +65,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         is_functional_optim: True if the class has a functional equivalent.
 
     Raises:
-        TypeError: an argument is no RRef or no optimizer, or the class lacks an option.
+        TypeError: an argument is not an RRef or not an optimizer, or the class lacks an option.
         ValueError: there are no parameters, a parameter occurs twice, or a value is out of bounds.
         RuntimeError: torch's RPC is not initialised.
         WorkerError: workers failed; it has the errors of all of them. It is also a ValueError or a

@@ -83,7 +83,7 @@ def place_rrefs(
     ``fetch_meta_tensors`` asks each worker for shapes and dtypes.
 
     Raises:
-        TypeError: an argument is no RRef, or an RRef to a value that is no tensor.
+        TypeError: an argument is not an RRef, or an RRef to a value that is not a tensor.
         ValueError: there is no RRef, or an RRef or a name occurs twice.
         WorkerError: workers gave no answer.
     """

@@ -25,7 +25,7 @@ class SnapshotModule(nn.Module):
         module: it does not change. Give its parameters to the optimizer.
 
     Raises:
-        TypeError: it is no module.
+        TypeError: it is not a module.
         ImportError: in a pass, if this build of torch has no RPC.
 
     Over RPC, on the trainer::

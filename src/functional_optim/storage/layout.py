@@ -374,9 +374,9 @@ class UnavailableParam:
 
     def _refuse(self) -> NoReturn:
         raise TypeError(
-            f"{self._name} reads the parameter, and stands before a stage that measures all "
-            "gradients; there, a parameter kept with a master or a compensation is not known: put "
-            "it behind that stage, or choose param='bfloat16+stochastic'"
+            f"{self._name} reads the parameter, and a stage after it needs a total over all "
+            "gradients. Before that total, a parameter with a master copy or a compensation is not "
+            f"decoded: put {self._name} after that stage, or use param='bfloat16+stochastic'"
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -151,7 +151,7 @@ def stored(
         )
     last = optimizer.stages[-1]
     if isinstance(last, StoredRule):
-        raise ValueError(f"{last.name} is stored already; store the optimizer it was made of")
+        raise ValueError(f"{last.name} is stored already; pass the optimizer without storage")
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed must be a whole number >= 0, got {seed!r}")
     if state_device not in (None, "cpu"):
@@ -201,17 +201,17 @@ def _count_separate(stages: Sequence[Stage]) -> int:
     for stage in stages[:count]:
         if isinstance(stage, Rule):
             raise ValueError(
-                f"{stage.name} changes the parameter, and stands before {stages[count - 1].name}, "
-                "which measures all gradients: a stored step does all that it does to a parameter "
-                f"at once; put {stage.name} behind {stages[count - 1].name}"
+                f"{stage.name} changes the parameter before {stages[count - 1].name}, which needs "
+                "a total over all gradients, but a stored step changes a parameter only after all "
+                f"totals: put {stage.name} after {stages[count - 1].name}"
             )
     for stage in stages[count:]:
         if measured and isinstance(stage, Transform) and stage.raw:
             raise ValueError(
-                f"{stage.name} takes the gradient that the chain was given, and stands behind "
-                f"{stages[max(measured)].name}, which measures all gradients: a stored step begins "
-                f"behind that, and has no other gradient; put {stage.name} before it, or store "
-                "another chain"
+                f"{stage.name} reads the gradient that the chain was given, but comes after "
+                f"{stages[max(measured)].name}, which needs a total over all gradients, and a "
+                f"stored step has only the later gradient: put {stage.name} before "
+                f"{stages[max(measured)].name}, or store another chain"
             )
     return count
 
@@ -263,8 +263,8 @@ def _state_storages(
     known = {name for own in addressed for both in own for name in both}
     for name in chosen:
         if name not in known:
-            stands = f"its state has {', '.join(sorted(known))}" if known else "it keeps no state"
-            raise ValueError(f"this chain has no field of state {name!r}; {stands}")
+            fields = f"its state has {', '.join(sorted(known))}" if known else "it keeps no state"
+            raise ValueError(f"this chain has no field of state {name!r}; {fields}")
     found = []
     for link, names in zip(optimizer.links, addressed, strict=True):
         own = []

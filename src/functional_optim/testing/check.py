@@ -20,6 +20,15 @@ class LawNotTried(Exception):  # noqa: N818  the name of the outcome
 
     For instance, the rule refuses a dtype or a shape, or TorchScript refuses the rule. ``law`` is
     the name of the law, ``example`` is the refused run, and the cause is the refusal.
+
+    Example::
+
+        >>> from functional_optim import muon
+        >>> try:
+        ...     check_optimizer(muon, laws=["pure"], dtypes=[torch.float32])  # needs matrices=True
+        ... except LawNotTried as error:
+        ...     print(error.law)
+        pure
     """
 
     def __init__(self, law: str, example: Run, reason: BaseException) -> None:
@@ -153,6 +162,11 @@ def check_law(
         LawBroken: with the smallest example found.
         LawNotTried: the optimizer refuses the run.
         ValueError: a law that does not exist.
+
+    Example::
+
+        >>> from functional_optim import sgd
+        >>> check_law("pure", Subject(sgd), max_examples=2)
     """
     law = law_named(name, LAWS)
     if not law.concerns(subject):

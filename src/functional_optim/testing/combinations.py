@@ -80,14 +80,14 @@ def _stages_with_scalars(optimizer: Optimizer) -> list[str]:
 
 def _why_not_stored(optimizer: Optimizer) -> str | None:
     if optimizer.is_composed:
-        return "a stored step is a leaf's alone, and here leaves have numbers in common"
+        return "a stored step is computed for each leaf alone, but these leaves share scalars"
     measured = [index for index, stage in enumerate(optimizer.stages) if is_measured(stage)]
     last = max(measured, default=0)
     if any(isinstance(stage, Rule) for stage in optimizer.stages[:last]):
-        return "a stored step does all to the parameter at once, and here a sum is taken in between"
+        return "a stored step changes a parameter once, but a total is needed between two changes"
     after = optimizer.stages[last:] if measured else ()
     if any(isinstance(stage, Transform) and stage.raw for stage in after):
-        return "a stored step begins behind the sum, and has no gradient from before it"
+        return "a stored step begins after the total, and does not have the gradient from before it"
     return None
 
 

@@ -323,7 +323,14 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Law:
-    """A law, and the runs that it applies to."""
+    """A law, and the runs that it applies to.
+
+    Example::
+
+        >>> from functional_optim import sgd
+        >>> LAWS["same as the oracle"].concerns(Subject(sgd))  # needs an oracle
+        False
+    """
 
     check: Callable[[Subject, Run], None]
     complex_only: bool = False

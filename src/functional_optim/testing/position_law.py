@@ -66,9 +66,9 @@ def one_result(subject: Subject, run: Run) -> None:
             if not same(few, among_many):
                 operation = _find_operation(optimizer, param, grad, state, totals)
                 raise AssertionError(
-                    f"{operation} rounds by where an element "
-                    f"stands: among {ELEMENTS} of {run.dtype}, element {start} and those behind it "
-                    f"become {among_many.tolist()}, alone {few.tolist()}"
+                    f"the rounding of {operation} depends on the position of an element: in a "
+                    f"tensor of {ELEMENTS} elements of {run.dtype}, the elements from {start} on "
+                    f"become {among_many.tolist()}, but alone {few.tolist()}"
                 )
 
 

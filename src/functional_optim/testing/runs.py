@@ -31,7 +31,13 @@ Grads = dict[str, Tensor | None]
 
 @dataclass(frozen=True)
 class Values:
-    """Values of one tensor: a list, or for a large tensor the ``seed`` of normal numbers."""
+    """Values of one tensor: a list, or for a large tensor the ``seed`` of normal numbers.
+
+    Example::
+
+        >>> Values((1.0, 2.0)).fill((2,), torch.float32)
+        tensor([1., 2.])
+    """
 
     numbers: tuple[float, ...] = ()
     seed: int | None = None
@@ -67,7 +73,13 @@ def _rank(number: float) -> int:
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """Parameter of a run: shape, layout in memory, and first values."""
+    """Parameter of a run: shape, layout in memory (see :func:`laid_out`), and first values.
+
+    Example::
+
+        >>> LeafSpec((2,), "contiguous", Values((1.0, 2.0))).shape
+        (2,)
+    """
 
     shape: tuple[int, ...]
     layout: str
@@ -76,7 +88,15 @@ class LeafSpec:
 
 @dataclass(frozen=True)
 class Run:
-    """Options of an optimizer, parameters, and a gradient or None for each parameter and step."""
+    """Options of an optimizer, parameters, and a gradient or None for each parameter and step.
+
+    Example::
+
+        >>> leaf = LeafSpec((1,), "contiguous", Values((1.0,)))
+        >>> run = Run((("lr", 0.1),), torch.float32, (leaf,), ((Values((2.0,)),), (None,)))
+        >>> run.params(), run.grads()
+        ({'a': tensor([1.])}, [{'a': tensor([2.])}, {'a': None}])
+    """
 
     options: tuple[tuple[str, Any], ...]
     dtype: torch.dtype
@@ -168,6 +188,11 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
     Args:
         tensor: the values.
         layout: "contiguous", "transposed", "sliced" or "channels_last".
+
+    Example::
+
+        >>> laid_out(torch.zeros(2, 3), "transposed").stride()
+        (1, 2)
     """
     if layout == "transposed" and tensor.dim() >= 2:
         return tensor.transpose(0, 1).contiguous().transpose(0, 1)
@@ -214,6 +239,18 @@ def runs(
         shapes: all other shapes.
         device: of all tensors.
         names: of the first parameters.
+
+    Returns:
+        A strategy of Hypothesis: call ``runs`` without ``draw``.
+
+    Example::
+
+        >>> import hypothesis
+        >>> @hypothesis.given(runs(st.just({})))
+        ... @hypothesis.settings(max_examples=3, deadline=None)
+        ... def has_at_least_one_parameter(run):
+        ...     assert run.params()
+        >>> has_at_least_one_parameter()
     """
     dtype = draw(st.sampled_from(dtypes))
     factor = 2 if dtype.is_complex else 1

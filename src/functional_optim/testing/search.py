@@ -24,6 +24,19 @@ class LawBroken(AssertionError):  # noqa: N818  the name of the outcome
 
     ``law`` is the name of the law, and ``example`` the smallest example found that breaks it. For
     an optimizer it is a run: replay it with ``example.replay(optimizer)``.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import sgd
+        >>> from functional_optim.testing import check_optimizer
+        >>> def twice_as_fast(params):
+        ...     return torch.optim.SGD(params, lr=2e-3, foreach=False)
+        >>> try:
+        ...     check_optimizer(sgd, twice_as_fast, laws=["same as the oracle"])
+        ... except LawBroken as error:
+        ...     print(error.law)
+        same as the oracle
     """
 
     def __init__(

@@ -47,6 +47,12 @@ class Subject:
         takes_complex: True if parameters may be complex.
         max_steps: largest number of steps in a run.
         names: of the first parameters.
+
+    Example::
+
+        >>> from functional_optim import sgd
+        >>> from functional_optim.testing import check_law
+        >>> check_law("pure", Subject(sgd), max_examples=2)
     """
 
     factory: Callable[..., Optimizer]

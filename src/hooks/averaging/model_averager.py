@@ -101,9 +101,9 @@ class ModelAverager(ABC):
         if lacking:
             kind = type(self).__name__
             raise ValueError(
-                f"the checkpoint lacks {' and '.join(lacking)}, which {kind} goes on from: "
-                "load that of such an averager; or, to begin anew with parameters that were "
-                "loaded, make the averager after them, and load the optimizer within alone"
+                f"the checkpoint lacks {' and '.join(lacking)}, which {kind} needs: load "
+                f"a checkpoint of {kind}. To start a new averager from loaded parameters, "
+                "create it after loading them, and load only the inner optimizer"
             )
 
 

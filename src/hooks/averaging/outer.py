@@ -301,22 +301,25 @@ def _fragments_of(
     if isinstance(wanted, int):
         if not 1 <= wanted <= min(period, len(params)):
             raise ValueError(
-                f"fragments must be from 1 to {min(period, len(params))}, as each of the {period} "
-                f"steps of a period is one's turn and each has a parameter, got {wanted}"
+                f"fragments must be from 1 to {min(period, len(params))}: each fragment needs a "
+                f"step of the {period} steps of a period, and a parameter; got {wanted}"
             )
         specs = [ParameterSpec(str(k), tuple(param.shape)) for k, param in enumerate(params)]
         wanted = plan(specs, wanted, policy="greedy")
     shapes = [tuple(spec.shape) for spec in wanted.specs]
     if shapes != [tuple(param.shape) for param in params] or not wanted.is_whole:
         raise ValueError(
-            "a plan of fragments must be over the parameters as they are given, and cut none; make "
-            "it by plan(specs, fragments, policy='greedy') with one spec for each, in their order"
+            "a plan of fragments must have the given parameters, in their order, and must not cut "
+            "any; create it by plan(specs, fragments, policy='greedy'), one spec per parameter"
         )
     found = [[one.parameter for one in wanted.owned(k)] for k in range(wanted.world_size)]
     if not all(found):
         raise ValueError(f"fragment {found.index([])} of {len(found)} has no parameter")
     if len(found) > period:
-        raise ValueError(f"{len(found)} fragments have no turn each in {period} steps")
+        raise ValueError(
+            f"{len(found)} fragments are too many for a period of {period} steps; use at most "
+            f"{period} fragments, or a longer period"
+        )
     return found
 
 

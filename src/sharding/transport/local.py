@@ -89,7 +89,9 @@ class LocalWorld:
             RuntimeError: an earlier call has failed, so ranks may be out of step; or threads hang.
         """
         if self._errors:
-            raise RuntimeError("ranks of this world have failed, and may be out of step; make anew")
+            raise RuntimeError(
+                "ranks of this world have failed, and may be out of step; create a new LocalWorld"
+            )
         self._state.left.clear()
         results: dict[int, T] = {}
         threads = [

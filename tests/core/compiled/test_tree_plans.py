@@ -93,7 +93,7 @@ def other_dtype(params: Any, state: Any) -> None:
 
 
 CHANGED: dict[str, tuple[Callable[[Any, Any], None], str]] = {
-    "no leaf": (no_leaf, "'a' is no leaf of autograd"),
+    "no leaf": (no_leaf, "'a' is not a leaf of autograd"),
     "another shape": (two_dimensional, "'a'"),
     "another dtype": (other_dtype, "'a' has dtype"),
 }

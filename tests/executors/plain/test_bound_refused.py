@@ -189,7 +189,7 @@ def test_a_parameter_that_becomes_a_result_of_autograd_is_an_error(executors: An
         assert not param.is_leaf
         before = values(bound)
         with case(**one):
-            with pytest.raises(ValueError, match="parameter at 'b' is no leaf of autograd"):
+            with pytest.raises(ValueError, match="parameter at 'b' is not a leaf of autograd"):
                 bound.step(grads)
             assert_same(values(bound), before)
             param.detach_()
@@ -205,7 +205,7 @@ def test_a_result_of_autograd_that_is_not_stepped_is_no_error(executors: Any) ->
         with case(executor=executor):
             bound.step({"a": noise(2, 5), "b": None})
             assert not torch.equal(bound.params["a"], before)
-            with pytest.raises(ValueError, match="parameter at 'b' is no leaf of autograd"):
+            with pytest.raises(ValueError, match="parameter at 'b' is not a leaf of autograd"):
                 bound.step({"a": noise(2, 5), "b": noise(3, 5)})
 
 

@@ -338,7 +338,7 @@ def _precision(dtypes: list[torch.dtype]) -> torch.dtype:
 
 
 def named(node: fx.Node) -> str:
-    """Return the name of a value in the text, which is no keyword of C++."""
+    """Return a name for a value in the text that is not a keyword of C++."""
     return f"v_{node.name}"
 
 

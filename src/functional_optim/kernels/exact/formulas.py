@@ -2,8 +2,9 @@
 
 Each formula was found by comparison with torch's kernels, and each loop is compared again
 (:mod:`~functional_optim.kernels.exact.self_check`). Some operations have results that depend on the
-position of an element: ``sigmoid``, a power that is no small integer, a sum of a tensor and a
-multiple of a number. They have no formula, because no single result equals torch's.
+position of an element: ``sigmoid``, a power that is not a small integer, a sum of a tensor and a
+multiple of a number. They have no formula, because no formula equals torch's result at every
+position.
 
 Two results are undefined, as in torch: the sign of a NaN, and which of 0.0 and -0.0 is the larger
 in ``maximum``, ``minimum`` and ``clamp`` of tensors. There torch's result depends on the position.
@@ -48,8 +49,8 @@ def _require_one_rounding(at: At, name: str) -> None:
     """Raise UntraceableError for 16-bit floats, which torch rounds once or twice by position."""
     if at.compute in _SHORT:
         raise UntraceableError(
-            f"{name} of {at.compute} is rounded by where an element stands: at the end of a "
-            "tensor, and of each thread's share, twice"
+            f"the rounding of {name} of {at.compute} depends on the position of an element: at the "
+            "end of a tensor, and of each thread's share, torch rounds twice"
         )
 
 
@@ -68,8 +69,8 @@ def _add(at: At, x: Value, y: Value, *, alpha: Value = _ONE) -> str:
         return f"{_in_dtype(at, x)} + {_in_dtype(at, y)}"
     if x.dtype is None or y.dtype is None:
         raise UntraceableError(
-            "add(tensor, number, alpha=...) is rounded by where an element stands: multiply the "
-            "number first"
+            "the rounding of add(tensor, number, alpha=...) depends on the position of an element: "
+            "multiply the number first"
         )
     _require_one_rounding(at, "add with alpha")
     return f"mad({at(y)}, {at(alpha)}, {at(x)})"
@@ -197,8 +198,8 @@ def _pow(at: At, x: Value, exponent: Value) -> str:
     products = {1.0: "{0}", 2.0: "{0} * {0}", 3.0: f"{square} * {{0}}"}
     if x.dtype is None or at.compute in INTEGERS or power is None or abs(power) not in products:
         raise UntraceableError(
-            f"a power of {'a varying number' if power is None else power} is rounded by where an "
-            "element stands, or has no formula: use products, or sqrt"
+            f"the rounding of a power of {'a varying number' if power is None else power} depends "
+            "on the position of an element, or the power has no formula: use products, or sqrt"
         )
     product = rounded(products[abs(power)].format(text), at.compute)
     return product if power > 0 else f"{at(_ONE)} / {product}"

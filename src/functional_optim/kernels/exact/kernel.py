@@ -52,7 +52,7 @@ class _Want(NamedTuple):
 
 
 _PROGRAMS: Cache[_Found | str] = Cache()
-"""Loops by :class:`_Want`; the reason where there is no loop."""
+"""Loops by :class:`_Want`; the reason if a loop cannot be used."""
 
 
 class ExactKernel:
@@ -112,7 +112,7 @@ class ExactKernel:
     def _find(
         self, stages: Sequence[Stage], chunk: Leaf, elements: int | None = None
     ) -> str | tuple[LoopProgram, Any, Any, list[Tensor]]:
-        """Return the loop for a chunk or a table of ``elements``, or why there is none."""
+        """Return the loop for a chunk or a table of ``elements``, or the reason why it has none."""
         try:
             key, numbers, tensors = key_of(stages, chunk)
             count = chunk.param.numel() if elements is None else elements

@@ -102,7 +102,7 @@ def exact_program(
     Args:
         trace: of a pointwise chain.
         chunk: tensors with the dtypes of the program.
-        scalar_args: the scalar arguments of some step.
+        scalar_args: example scalar arguments of a step.
         block_size: the granularity of the chain.
 
     Raises:
@@ -119,8 +119,8 @@ def exact_program(
                 _FOUND[:] = [variant]
                 return found
     raise UntraceableError(
-        "no loop gives the bits of torch's operations: some of them round by where an element "
-        "stands, or otherwise than is known here"
+        "no loop gives the bits of torch's operations: the rounding of some of them depends on the "
+        "position of an element, or is not known here"
     )
 
 

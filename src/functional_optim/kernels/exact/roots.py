@@ -7,10 +7,10 @@ estimate, and one correction gives the root:
     y ~ 1 / sqrt(x),    s = x y,    h = y / 2,    r = 1/2 - s h
     s' = s + s r,       h' = h + h r,             root = s' + (x - s' s') h'
 
-Each operation is rounded separately, so the bits do not depend on the width of vectors. In one case
-of six the result is not the nearest float, but it equals torch's ``sqrt``. A loop that calls the
-library for a few elements at a time spends most of its time there. The same operations for eight
-numbers at a time need a quarter of that time.
+Each operation is rounded separately, so the bits do not depend on the width of vectors. One result
+in six is not the nearest float, but equals torch's ``sqrt``. A loop that calls the library for a
+few elements at a time spends most of its time there. The same operations for eight numbers at a
+time need a quarter of that time.
 
 The functions are compared once per machine, for every mantissa. If they differ, the library is
 called.

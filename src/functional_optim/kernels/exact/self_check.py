@@ -31,14 +31,15 @@ def is_exact(
 ) -> bool:
     """Return True if a loop has the bits of the graph.
 
-    The trials have random numbers of all magnitudes, nonnegative states, zeros, denormals,
-    infinities and NaN. Any NaN equals any other NaN. A chain that reads signs, such as one with
-    8-bit codes, is tried on finite numbers only, because processors do not define the sign of NaN.
+    Trials use random numbers of all magnitudes, nonnegative states, zeros, denormals, infinities
+    and NaN. Two NaNs count as equal, whatever their bits. A chain that reads signs, such as one
+    with 8-bit codes, is tried on finite numbers only, because processors do not define the sign of
+    NaN.
 
     Args:
         run: makes a step by the loop.
         like: the tensors of a chunk.
-        scalar_args: the scalar arguments of some step. Other values are tried, too.
+        scalar_args: example scalar arguments of a step. The trials also use other values.
         block_size: the granularity of the chain.
     """
     drawn = torch.Generator().manual_seed(1)

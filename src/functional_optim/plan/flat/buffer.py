@@ -90,7 +90,7 @@ class FlatBuffer:
             Real views with the shapes and strides of the segments.
 
         Raises:
-            TypeError: ``flat`` is no tensor.
+            TypeError: ``flat`` is not a tensor.
             ValueError: ``flat`` has another shape, or is not contiguous.
             RuntimeError: the layout was undone.
         """

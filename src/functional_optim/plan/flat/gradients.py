@@ -139,7 +139,7 @@ class FlatGradients:
         return self.guard.alike(mine) or kinds_of(mine) == self.kinds
 
     def _clone_from_buffers(self, mine: list[Tensor]) -> list[Tensor]:
-        """Return the gradients, with clones of those that are elsewhere in the gradient buffers."""
+        """Return the gradients. Clone those at another position of the gradient buffers."""
         memory = {flat.untyped_storage().data_ptr() for flat in self.buffers}
         held = list(map(torch.UntypedStorage.data_ptr, map(Tensor.untyped_storage, mine)))
         if memory.isdisjoint(held):

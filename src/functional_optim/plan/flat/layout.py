@@ -28,7 +28,7 @@ class FlatLayout:
     DistributedDataParallel as before. There are some differences:
 
     - A parameter that cannot be moved safely stays in its memory; ``reasons`` has the reason.
-    - Tensors that share memory with a parameter before (``detach()``, ``state_dict()``) keep the
+    - Tensors that already share memory with a parameter (``detach()``, ``state_dict()``) keep the
       old memory, and do not see later changes.
     - Autograd does not notice that a write to a buffer changes its parameters. Call
       :meth:`mark_changed` after a write. Then a backward pass that needs old values raises an
@@ -52,7 +52,7 @@ class FlatLayout:
         reasons: for each of these indices, the reason.
 
     Raises:
-        TypeError: a parameter is no tensor, or a key cannot be hashed.
+        TypeError: a parameter is not a tensor, or a key cannot be hashed.
         ValueError: a parameter occurs twice, or was created in inference mode; the lists differ in
             length; ``align`` is below 1.
 
@@ -249,7 +249,7 @@ class FlatLayout:
                 parameters that are in no buffer are ignored, and may be None.
 
         Raises:
-            TypeError: a gradient is no tensor.
+            TypeError: a gradient is not a tensor.
             ValueError: a gradient is missing, is not dense, or has another shape, dtype or device
                 than its parameter; the number of gradients is wrong. Nothing has changed.
             RuntimeError: the layout was undone.
