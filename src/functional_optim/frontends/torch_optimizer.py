@@ -218,8 +218,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             The result of the closure, or None.
 
         Raises:
-            TypeError, ValueError, RuntimeError: as for :meth:`Optimizer.update`; ``closure`` is not a
-                function; or an input has a key that is not a parameter. Nothing has changed.
+            TypeError, ValueError, RuntimeError: as for :meth:`Optimizer.update`; ``closure`` is not
+                a function; or an input has a key that is not a parameter. Nothing has changed.
         """
         loss = None
         if closure is not None:
