@@ -44,7 +44,7 @@ REFUSED: dict[str, tuple[Any, Any, Any, type[Exception], str]] = {
         ONE,
         {"clip_value": 1.0},
         TypeError,
-        "optimizer must be a functional_optim.Optimizer",
+        "a constructor must return a functional_optim.Optimizer",
     ),
     "an unknown hyper-parameter": (adamw(), ONE, {"momentum": 0.9}, TypeError, "momentum"),
     "out of bounds": (torch.optim.SGD, ONE, {"lr": -1.0}, ValueError, "Invalid learning rate"),
