@@ -28,7 +28,7 @@ from .support import noise
 CHAINS: dict[str, tuple[Callable[[], Optimizer], int]] = {
     "sgd": (lambda: sgd(lr=0.1, momentum=0.9), 60),
     "adamw": (lambda: adamw(lr=0.1), 60),
-    "clip": (lambda: chain(clip_by_global_norm(1.0), adamw(lr=0.1)), 61),
+    "clip": (lambda: chain(clip_by_global_norm(1.0), adamw(lr=0.1)), 60),
     "lamb": (lambda: lamb(lr=0.1), 90),
     "muon": (lambda: muon(0.1), 90),
     "ema": (lambda: chain(adamw(lr=0.1), ema(0.9)), 60),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Self
 
 import torch
@@ -135,9 +136,9 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         params: list[Tensor] = self.param_groups[number]["params"]
         return params
 
-    def _stepped_groups(self) -> Sequence[dict[str, Any]]:
-        """Return the parameter groups with the tensors to step as "params"."""
-        return self.param_groups
+    # This getter is no Python call, and runs in every step.
+    _stepped_groups = property(attrgetter("param_groups"))
+    """The parameter groups with the tensors to step as "params"."""
 
     @property
     def _states(self) -> States:
@@ -335,7 +336,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def _groups(self) -> list[Group]:
         """Return the parameter groups with their current options."""
         made = []
-        for index, group in enumerate(self._stepped_groups()):
+        for index, group in enumerate(self._stepped_groups):
             options = self._options.get(index) or self._options_of(index)
             names = group.get("param_names")
             made.append(new_group((options.hypers(group), group["params"], names, index)))
@@ -371,7 +372,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         """Check the state of a group's parameters, and create missing state."""
         own = self._optimizer_of(number)
         self.param_groups[number] = guard_schedules(self.param_groups[number], own.hyper)
-        group = self._stepped_groups()[number]
+        group = self._stepped_groups[number]
         hypers = hypers_of(own, group)
         complete_state(own.stages, hypers, group, self._states)
         self._init_hypers[number] = hypers

@@ -180,6 +180,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     def _tensors(self, number: int) -> list[Tensor]:
         return self._stand_ins.tensors(self.param_groups[number]["params"])
 
+    @property
     def _stepped_groups(self) -> list[dict[str, Any]]:
         return list(map(self._stand_ins.stepped, self.param_groups))
 
@@ -294,7 +295,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     def _viewed(self) -> list[Tensor]:
         """Return the evaluation value of each parameter, sharded like the parameter. Collective."""
         owners = self._owners
-        stepped = params_of_groups(self._stepped_groups())
+        stepped = params_of_groups(self._stepped_groups)
         views = dict(zip(map(id, stepped), super()._viewed(), strict=True))
         _, rows = owners.exchange.scatter(Attempt().header(), lambda one: views[id(one.whole)])()
         for path, param in owners.params.items():
