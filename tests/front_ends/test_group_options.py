@@ -214,3 +214,27 @@ def test_groups_with_one_chain_may_be_removed_and_not_added_by_hand() -> None:
     add_a_copy(optimizer.param_groups)
     with pytest.raises(ValueError, match="has 3 groups, and 2 were made .* add_param_group"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [sgd, torch.optim.SGD])
+def test_workers_refuse_groups_that_are_changed_by_hand(kind: Any) -> None:
+    """Before, a change had no effect, and reversed groups had each other's options."""
+    params = pair()
+    groups = [{"params": [("a", params[0])]}, {"params": [("b", params[1])], "lr": 0.25}]
+    optimizer = DistributedOptimizer.over_threads(kind, groups, {"a": "one", "b": "two"}, lr=0.5)
+    gradients = {"a": torch.ones(2, 2), "b": torch.ones(3)}
+    optimizer.step(gradients)
+    before = list(optimizer.param_groups)
+    changes: list[tuple[Callable[[list[Any]], Any], str]] = [
+        (list.reverse, r"'a' was in param_groups\[0\] .* in param_groups\[1\] now"),
+        (remove_first, r"'a' was in param_groups\[0\] .* in no group now"),
+        (add_a_copy, r"a new parameter was in no group .* in param_groups\[2\] now"),
+    ]
+    for change, told in changes:
+        change(optimizer.param_groups)
+        with case(told=told), pytest.raises(ValueError, match=f"{told}.*put 'params' back"):
+            optimizer.step(gradients)
+        optimizer.param_groups[:] = before
+    assert (params[0][0, 0].item(), params[1][0].item()) == (0.5, 0.75)
+    optimizer.step(gradients)
+    assert (params[0][0, 0].item(), params[1][0].item()) == (0.0, 0.5)
