@@ -1,5 +1,6 @@
 """Options of parameter groups: misspelt options are refused, and torch's entries are accepted."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from functional_optim import (
     freeze,
     partition,
     sgd,
+    sign_sgd,
 )
 from functional_optim.frontends.local_optimizer import local_optimizer
 from sharding import ZeroRedundancyOptimizer
@@ -151,3 +153,88 @@ def test_sharded_optimizers_refuse_another_kind_of_weight_decay() -> None:
     theirs.grad = torch.ones(2)
     torch.optim.AdamW([theirs], lr=0.1, weight_decay=0.5, foreach=False).step()
     assert LocalWorld(1).run(run) == [theirs.tolist()]
+
+
+def two_chains() -> TorchOptimizer:
+    """Return an optimizer with a chain for each of two groups, after a step."""
+    first, second = pair()
+    parts = partition({"matrices": sign_sgd(0.25), "rest": sgd(0.5)}, label_of)
+    optimizer = TorchOptimizer([first, second], parts)
+    first.grad, second.grad = torch.ones(2, 2), torch.ones(3)
+    optimizer.step()
+    return optimizer
+
+
+def remove_first(groups: list[Any]) -> None:
+    del groups[0]
+
+
+def add_a_copy(groups: list[Any]) -> None:
+    groups.append({**groups[0], "params": [torch.nn.Parameter(torch.ones(2))]})
+
+
+@pytest.mark.parametrize("change", [remove_first, add_a_copy, list.reverse, list.clear])
+@pytest.mark.parametrize("copied", [False, True])
+def test_groups_with_their_own_chains_stay_in_their_places(
+    change: Callable[[list[Any]], None], copied: bool
+) -> None:
+    """Before, a group that moved to the place of another one was stepped by the other chain."""
+    optimizer = two_chains()
+    if copied:
+        optimizer = copy.deepcopy(optimizer)
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.param_groups[0] = {**optimizer.param_groups[0]}  # the same place
+    params = [group["params"][0] for group in optimizer.param_groups]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    before, groups = [param.tolist() for param in params], list(optimizer.param_groups)
+    change(optimizer.param_groups)
+    with pytest.raises(ValueError, match="chain of its own at its place; put them back"):
+        optimizer.step()
+    with pytest.raises(ValueError, match="put them back"):
+        optimizer.state_dict()
+    assert [param.tolist() for param in params] == before
+    optimizer.param_groups[:] = groups
+    optimizer.step()
+    assert params[1].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_groups_with_one_chain_may_be_removed_and_not_added_by_hand() -> None:
+    first, second = pair()
+    optimizer = TorchOptimizer([{"params": first}, {"params": second, "lr": 0.25}], sgd(0.5))
+    first.grad, second.grad = torch.ones(2, 2), torch.ones(3)
+    optimizer.param_groups.reverse()
+    optimizer.step()
+    assert (first[0, 0].item(), second[0].item()) == (0.5, 0.75)
+    del optimizer.param_groups[1]
+    optimizer.step()
+    assert (first[0, 0].item(), second[0].item()) == (0.5, 0.5)
+    add_a_copy(optimizer.param_groups)
+    optimizer.step()  # as many groups as before
+    add_a_copy(optimizer.param_groups)
+    with pytest.raises(ValueError, match="has 3 groups, and 2 were made .* add_param_group"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [sgd, torch.optim.SGD])
+def test_workers_refuse_groups_that_are_changed_by_hand(kind: Any) -> None:
+    """Before, a change had no effect, and reversed groups had each other's options."""
+    params = pair()
+    groups = [{"params": [("a", params[0])]}, {"params": [("b", params[1])], "lr": 0.25}]
+    optimizer = DistributedOptimizer.over_threads(kind, groups, {"a": "one", "b": "two"}, lr=0.5)
+    gradients = {"a": torch.ones(2, 2), "b": torch.ones(3)}
+    optimizer.step(gradients)
+    before = list(optimizer.param_groups)
+    changes: list[tuple[Callable[[list[Any]], Any], str]] = [
+        (list.reverse, r"'a' was in param_groups\[0\] .* in param_groups\[1\] now"),
+        (remove_first, r"'a' was in param_groups\[0\] .* in no group now"),
+        (add_a_copy, r"a new parameter was in no group .* in param_groups\[2\] now"),
+    ]
+    for change, told in changes:
+        change(optimizer.param_groups)
+        with case(told=told), pytest.raises(ValueError, match=f"{told}.*put 'params' back"):
+            optimizer.step(gradients)
+        optimizer.param_groups[:] = before
+    assert (params[0][0, 0].item(), params[1][0].item()) == (0.5, 0.75)
+    optimizer.step(gradients)
+    assert (params[0][0, 0].item(), params[1][0].item()) == (0.0, 0.5)

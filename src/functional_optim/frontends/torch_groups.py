@@ -239,6 +239,36 @@ def remove_groups(optimizer: torch.optim.Optimizer, count: int, *by_number: dict
     del optimizer.param_groups[count:]
 
 
+def check_group_order(
+    groups: Sequence[Mapping[str, Any]],
+    known: Sequence[Mapping[str, Any]],
+    count: int,
+    *,
+    is_divided: bool,
+) -> None:
+    """Raise ValueError if groups were added to ``param_groups``, removed or reordered by hand.
+
+    Without a division, all groups have one chain, so that groups may be removed and reordered.
+
+    Args:
+        groups: the groups now.
+        known: the groups at the last check.
+        count: the number of groups that were added by ``add_param_group``.
+        is_divided: True if groups have their own chains, which are known by position.
+    """
+    numbers = {id(group): number for number, group in enumerate(known)}
+    moved = any(numbers.get(id(group), k) != k for k, group in enumerate(groups))
+    if len(groups) > count or (is_divided and (len(groups) != count or moved)):
+        raise ValueError(
+            f"param_groups has {len(groups)} groups, and {count} were made by this optimizer, each "
+            "with a chain of its own at its place; put them back in their order. Call "
+            "add_param_group to add a group; to stop training one, set requires_grad_(False)"
+            if is_divided
+            else f"param_groups has {len(groups)} groups, and {count} were made by this optimizer; "
+            "call add_param_group to add a group, since it creates the state"
+        )
+
+
 def common_options(
     groups: Sequence[Mapping[str, Any]], names: Sequence[Collection[str]]
 ) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, Self
 
 import torch
@@ -33,6 +33,7 @@ from functional_optim.frontends.torch_entries import (
 )
 from functional_optim.frontends.torch_groups import (
     GroupOptions,
+    check_group_order,
     common_options,
     copy_option_tensors,
     hypers_of,
@@ -119,6 +120,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self._options: dict[int, GroupOptions] = {}
         self._init_hypers: dict[int, tuple[Any, ...]] = {}
         self._loaded: dict[str, Any] = {}
+        self._known: list[dict[str, Any]] = []
         super().__init__(params, {} if self._chains.divides else optimizer.hyper)
         self._translate_checkpoints()
         if self._chains.divides:
@@ -165,6 +167,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             del self._chains.parts[count:]
             self.defaults = defaults
             raise
+        finally:
+            self._known = list(self.param_groups)
 
     def _add_group(self, group: Any) -> None:
         chains = self._chains
@@ -285,6 +289,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         super().__setstate__(state)
         if "_optimizer" in state:  # copied or unpickled, without its hooks
             self._lock = StepLock()
+            self._known = list(self.param_groups)
             self._translate_checkpoints()
 
     def _translate_checkpoints(self) -> None:
@@ -298,6 +303,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _complete_replaced(self) -> None:
         """Create state for parameters that replaced other parameters in ``param_groups``."""
+        self._check_groups()
         if drop_replaced(self.param_groups, self.state):
             for number in range(len(self.param_groups)):
                 self._complete_state(number)
@@ -332,15 +338,25 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             check_complete(stages, hypers, tensors, loaded)
             restore_form(stages, hypers, tensors, loaded, self._states)
             self._complete_state(number)
+        self._known = list(self.param_groups)
 
     def _groups(self) -> list[Group]:
         """Return the parameter groups with their current options."""
+        known, count = self._known, len(self._chains.parts)
+        if len(self.param_groups) != count or not all(map(is_, self.param_groups, known)):
+            self._check_groups()
         made = []
         for index, group in enumerate(self._stepped_groups):
             options = self._options.get(index) or self._options_of(index)
             names = group.get("param_names")
             made.append(new_group((options.hypers(group), group["params"], names, index)))
         return made
+
+    def _check_groups(self) -> None:
+        """Raise ValueError if groups were added, removed or reordered by hand."""
+        groups, count = self.param_groups, len(self._chains.parts)
+        check_group_order(groups, self._known, count, is_divided=self._chains.divides)
+        self._known = list(groups)
 
     def _optimizer_of(self, number: int) -> Optimizer:
         return self._chains.parts[number][0]

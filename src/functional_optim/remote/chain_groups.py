@@ -6,6 +6,7 @@ from typing import Any
 from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.stage import Stage
+from functional_optim.frontends.fixed_groups import FixedGroups
 from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import (
@@ -60,11 +61,27 @@ class ChainGroups:
         pairs = zip(self._recipes, self.groups, strict=False)  # no recipes for an opaque class
         options = [{**own.defaults, **group.options} for own, group in pairs]
         self.check_options(options, "the constructor")
+        self._fixed = FixedGroups(
+            {one.name: one.handle for one in self.params},
+            [group.to_torch({}) for group in self.groups],
+            fixed="this DistributedOptimizer",
+            ways="To stop training a parameter, pass None as its gradient; else make another "
+            "optimizer with other groups, and load the state_dict() of this one into it",
+        )
 
     def loaded_options(self, saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a saved group, and the flags of the own group that it lacks."""
         found = {key: value for key, value in saved.items() if key not in self._state_keys}
         return {**missing_flags(saved, own), **found}
+
+    def check_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Check groups as :meth:`check_options`, and that they have their own parameters.
+
+        Raises:
+            ValueError: a parameter was added to a group, removed from one or moved by hand.
+        """
+        self._fixed.check(groups)
+        self.check_options(groups)
 
     def check_options(self, groups: Sequence[Mapping[str, Any]], what: str = "step") -> None:
         """Check that every worker can step with these options, before any worker steps.

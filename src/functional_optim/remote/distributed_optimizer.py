@@ -231,7 +231,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             snapshot: the snapshot that the gradients were computed from. The step closes it.
 
         Raises:
-            TypeError, ValueError: gradients that do not fit. Nothing changes.
+            TypeError, ValueError: gradients or groups that do not fit. Nothing changes.
             RuntimeError: the context is not open in this process.
             WorkerError: a worker cannot use the options, and no worker steps. Or workers failed or
                 gave no answer (such a worker may have stepped), and all other workers have stepped.
@@ -241,7 +241,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with self._limit.track_step(snapshot):
             versions = self._limit.gradient_versions(snapshot, self.workers)
             with self._send_lock:  # all workers get the steps of one optimizer in the same order
-                self._chain_groups.check_options(self.param_groups)
+                self._chain_groups.check_step(self.param_groups)
                 pending = self._workers.send_step(sources, self.param_groups, versions)
             self._workers.gather(pending)
 

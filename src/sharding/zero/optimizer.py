@@ -30,7 +30,7 @@ from sharding.zero.local_shards import LocalShards
 from sharding.zero.norm import clip_gradients
 from sharding.zero.owned_groups import OwnedGroup, add_foreign_group, foreign_optimizer
 from sharding.zero.parameter_memory import ParameterMemory
-from sharding.zero.params import FixedGroups, named_params, parse_group, parse_params
+from sharding.zero.params import named_params, parse_group, parse_params
 from sharding.zero.plan import agree_on_plan, build_plan, extend_plan
 from sharding.zero.shard_optimizer import ShardOptimizer, load_with_hooks
 from sharding.zero.step_agreement import StepWithOthers, agree_on_step
@@ -145,7 +145,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
                 self.params, self.param_groups, self._recipes, self._policy, self.world_size, plan
             )
         )
-        self._fixed_groups = FixedGroups(self.params, self.param_groups)
+        self._fix_groups()
         self._memory = ParameterMemory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
         self._sum_transports = Transports(self.process_group)
         self._transports = self._sum_transports
@@ -308,7 +308,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
                 self._recipes.truncate(before)
             raise
         new = {path: param for path, param in self.params.items() if path not in params}
-        self._fixed_groups = FixedGroups(self.params, self.param_groups)
+        self._fix_groups()
         self._memory.extend(new, self.plan)
         if self._local is None:
             own = self._owned_params()

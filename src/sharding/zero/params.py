@@ -1,8 +1,6 @@
 """Parameters of ZeroRedundancyOptimizer: checks, names and specs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
-from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -12,8 +10,6 @@ from functional_optim.core.checks import check_param, check_writable
 from functional_optim.core.local_shards import check_no_dtensor
 from functional_optim.core.stage import Kind
 from sharding.spec import ParameterSpec
-
-_PARAMS = itemgetter("params")  # without a Python call for each group
 
 Groups = Sequence[Mapping[str, Any]]
 """Parameter groups, as torch.optim keeps them."""
@@ -147,48 +143,3 @@ def _device_names(params: Sequence[Tensor]) -> dict[torch.device, str]:
             kind = param.device.type
             found[param.device] = f"{kind} {same}" if same else kind
     return found
-
-
-class FixedGroups:
-    """Check that the groups of an optimizer have the parameters for which its plan was made.
-
-    Args:
-        params: every parameter, by name.
-        groups: the parameter groups.
-    """
-
-    def __init__(self, params: Mapping[str, Tensor], groups: Groups) -> None:
-        self._paths = {id(param): path for path, param in params.items()}
-        self._numbers = group_numbers(groups)
-        self._listed = _list_params(groups)
-
-    def check(self, groups: Groups) -> None:
-        """Raise ValueError if a parameter was added, removed, or moved to another group."""
-        sizes, params = _list_params(groups)
-        if sizes == self._listed[0] and all(map(is_, params, self._listed[1])):
-            return
-        numbers = group_numbers(groups)
-        every = {**self._numbers, **numbers}
-        changed = [key for key in every if self._numbers.get(key) != numbers.get(key)]
-        if changed:
-            before, now = self._numbers.get(changed[0]), numbers.get(changed[0])
-            path = self._paths.get(changed[0])
-            raise ValueError(
-                f"{'a new parameter' if path is None else f'the parameter {path!r}'} was in "
-                f"{_group_name(before)} when the plan of this ZeroRedundancyOptimizer was made, "
-                f"and is in {_group_name(now)} now. The plan has fixed who steps which parameter, "
-                "and by the options of which group, so put 'params' back. Call add_param_group to "
-                "add parameters, or set requires_grad_(False) to stop training one; else make "
-                "another optimizer"
-            )
-        self._listed = sizes, params  # in another order
-
-
-def _group_name(number: int | None) -> str:
-    return "no group" if number is None else f"param_groups[{number}]"
-
-
-def _list_params(groups: Groups) -> tuple[list[int], list[Tensor]]:
-    """Return the number of parameters of each group, and all parameters."""
-    lists = list(map(_PARAMS, groups))
-    return list(map(len, lists)), list(chain.from_iterable(lists))

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim.frontends.averaged_params import AveragedParams, Views
+from functional_optim.frontends.fixed_groups import FixedGroups
 from functional_optim.frontends.loss_scale import Scaling
 from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
@@ -20,7 +21,6 @@ from sharding.zero.gather import gather_views, plan_gather, start_gather
 from sharding.zero.groups import Transports, sum_over_ranks, sum_vector, vector_of
 from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
-from sharding.zero.params import FixedGroups
 from sharding.zero.shard_optimizer import ShardOptimizer
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,16 @@ class RangeStepMixin(AveragedParams):
         gradient in that step.
         """
         return self._local is not None and self._local.chains is not None
+
+    def _fix_groups(self) -> None:
+        """Note the parameters of each group, with which later groups are compared."""
+        self._fixed_groups = FixedGroups(
+            self.params,
+            self.param_groups,
+            fixed="the plan of this ZeroRedundancyOptimizer",
+            ways="Call add_param_group to add parameters, or set requires_grad_(False) to stop "
+            "training one; else make another optimizer",
+        )
 
     def check_groups(self) -> None:
         """Raise ValueError if a parameter was added to a group, or removed from one, by hand."""
