@@ -100,7 +100,7 @@ def test_state_that_moves_to_another_parameter() -> None:
 
 @pytest.mark.parametrize(
     "count",
-    [5, 5.0, torch.tensor(5, dtype=torch.int32), torch.tensor(5.7), torch.tensor([5])],
+    [5, 5.0, torch.tensor(5, dtype=torch.int32), torch.tensor(5.0), torch.tensor([5])],
     ids=repr,
 )
 @pytest.mark.parametrize("kind", ["complex", "gaps"])
@@ -146,7 +146,7 @@ def test_a_gradient_in_the_memory_of_a_parameter_with_gaps(first: int) -> None:
     as_without_plans(program)
 
 
-@pytest.mark.parametrize("what", ["a lazy conjugate", "no leaf of autograd"])
+@pytest.mark.parametrize("what", ["a lazy conjugate", "not a leaf of autograd"])
 def test_a_complex_parameter_that_becomes_one_that_cannot_be_written_to(what: str) -> None:
     optimizer, dtype = adamw(0.1), torch.complex64
     params = {"a": normal(4, dtype=dtype), "b": normal(3)}
