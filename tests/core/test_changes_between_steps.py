@@ -100,12 +100,14 @@ def test_state_that_moves_to_another_parameter() -> None:
 
 @pytest.mark.parametrize(
     "count",
-    [5, 5.0, torch.tensor(5, dtype=torch.int32), torch.tensor(5.7), torch.tensor([5])],
+    [5, 5.0, torch.tensor(5, dtype=torch.int32), torch.tensor(5.0), torch.tensor([5])],
     ids=repr,
 )
-def test_the_step_count_of_a_leaf_that_is_stepped_alone(count: Any) -> None:
+@pytest.mark.parametrize("kind", ["complex", "gaps"])
+def test_the_step_count_of_a_leaf_that_is_stepped_alone(count: Any, kind: str) -> None:
     def program() -> Any:
-        params = [Parameter(torch.ones(3, dtype=torch.complex64)), *of_shapes((3,), (3,))]
+        data = torch.ones(3, dtype=torch.complex64) if kind == "complex" else torch.ones(6)[::2]
+        params = [Parameter(data), *of_shapes((3,), (3,))]
         run = Groups(adamw(0.1), params)
         run.step(5)
         run.state[params[0]]["step"] = count.clone() if isinstance(count, Tensor) else count
@@ -142,6 +144,20 @@ def test_a_gradient_in_the_memory_of_a_parameter_with_gaps(first: int) -> None:
         return run.result()
 
     as_without_plans(program)
+
+
+@pytest.mark.parametrize("what", ["a lazy conjugate", "not a leaf of autograd"])
+def test_a_complex_parameter_that_becomes_one_that_cannot_be_written_to(what: str) -> None:
+    optimizer, dtype = adamw(0.1), torch.complex64
+    params = {"a": normal(4, dtype=dtype), "b": normal(3)}
+    state = optimizer.init(params)
+    for k in range(3):
+        grads = {"a": normal(4, seed=10 * k + 1, dtype=dtype), "b": normal(3, seed=10 * k + 2)}
+        optimizer.update_(params, grads, state)
+    one = torch.ones((), requires_grad=True)
+    params["a"] = params["a"].conj() if what == "a lazy conjugate" else params["a"] * one
+    with pytest.raises(ValueError, match=f"'a' is {what}"):
+        optimizer.update_(params, grads, state)
 
 
 def test_ordered_dicts_with_the_keys_of_another_in_another_order() -> None:

@@ -17,6 +17,7 @@ from functional_optim import (
     chain,
     ema,
     partition,
+    prodigy,
     rprop,
     sgd,
 )
@@ -124,6 +125,19 @@ def test_a_group_may_get_the_options_of_another_before_its_first_step() -> None:
             optimizer.step()
         found.append(torch.cat(params))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_shared_scalars_start_as_the_options_of_the_first_step(door: str) -> None:
+    """Prodigy's distance starts as ``d0``, which may have changed since construction."""
+    weights = _weights()
+    pair = DOORS[door]([weights[0]], prodigy()), DOORS[door]([weights[1]], prodigy(d0=0.5))
+    pair[0].param_groups[0]["d0"] = 0.5
+    for one, weight in zip(pair, weights, strict=True):
+        for _ in range(3):
+            weight.grad = torch.ones(3)
+            one.step()
+    assert torch.equal(*weights)
 
 
 @each(

@@ -118,24 +118,18 @@ class GroupChains:
         return current_groups((groups, chains, links, shared, states, states_of, gradients))
 
     def _links_of(self, groups: Sequence[Group]) -> Links:
-        """Return all links with their current hyper-parameters, from the first group with the link.
+        """Return all links, with the current hyper-parameters of those that have shared scalars.
 
         Raises:
             ValueError: groups differ in an option that shared scalars depend on.
         """
-        links = list(self.optimizer.links)
-        for group in reversed(groups):
-            for place, hyper in zip(self.parts[group.number][1], group.hypers, strict=True):
-                links[place] = links[place]._replace(hyper=hyper)
-        links = list(with_common_hypers(tuple(links), self._chains_of(groups)))
+        links = with_common_hypers(self.optimizer.links, self._chains_of(groups))
         if isinstance(self.shared, Shared) and not int(self.shared.step):
             # Before the first call, the shared scalars are those of the current options.
-            initial = state_tensors(
-                initial_shared(replace(self.optimizer, links=tuple(links))).stages
-            )
+            initial = state_tensors(initial_shared(replace(self.optimizer, links=links)).stages)
             for before, now in zip(state_tensors(self.shared.stages), initial, strict=True):
                 before.copy_(now)
-        return tuple(links)
+        return links
 
     def check_common_options(
         self, groups: Sequence[Group], more: Sequence[tuple[GroupPart, tuple[Any, ...]]]

@@ -101,11 +101,7 @@ class PlainSteps:
         for run, plans in zip(self.end.runs, self._plans, strict=True):
             totals = self.outline.taken(run.part, measured) if measured else ()
             for plan in plans:
-                # Copies of leaves that are stepped alone may have other strides.
-                may = in_place or not plan.others
-                steps = None
-                if may:
-                    steps = plan.prepare(every, hypers, totals or (), begins=begins)
+                steps = plan.prepare(every, hypers, totals or (), begins=begins)
                 if steps is not None:
                     runs.append(steps.run)
                     break

@@ -389,3 +389,12 @@ def test_where_the_sign_is_turned_last_maximize_is_refused() -> None:
     for optimizer, refused in ((plain, False), (decayed, True), (with_momentum, True)):
         why = KERNEL.supports(optimizer.stages, mapped(small_chunk(optimizer), on_cuda))
         assert ("negates after weight decay and momentum" in str(why)) is refused
+
+
+def test_an_entry_of_a_chunk_is_for_its_hyper_parameters() -> None:
+    entries: dict[Any, Any] = {}
+    for decay in (0.1, 0.5):
+        optimizer = adamw(0.1, weight_decay=decay)
+        chunk = small_chunk(optimizer)._replace(entries=entries)
+        want = reference_step(optimizer.stages, chunk)
+        require_same("the fused step", made(fused_step(optimizer.stages, chunk)), made(want), 4.0)
