@@ -117,7 +117,8 @@ class BucketDriver:
 
         def job() -> Tensor:
             with guard(what):
-                reduced, used = communication.wait(), wait_used()
+                communication.block()
+                reduced, used = communication.finish(), wait_used()
             return step(reduced, used)
 
         return self.submit(position.number, job, device, ready=communication.ready)

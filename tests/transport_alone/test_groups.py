@@ -60,7 +60,7 @@ def test_device_is_one_that_the_group_has_a_backend_for(monkeypatch: pytest.Monk
             patch.setattr(dist, "get_backend", lambda *_, config=config: config)
             assert device_of(world) == device
             patch.setattr(period_groups, "all_gather_bytes", exchanged)
-            patch.setattr(period_groups, "_new_groups", lambda *_: world)
+            patch.setattr(period_groups, "_torch_group", lambda *_: world)
             assert period_groups.machine_group() is world
             patch.setattr(groups, "_all_reduce_max", greatest)
             patch.setattr(groups, "timeout_of", timeout)

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from torch import Tensor
 
@@ -12,27 +11,21 @@ from sharding.transport.ring import RingReader
 Readers = Mapping[int, RingReader]
 """Readers of the other ranks' rings, by group rank."""
 
-Lane = tuple[Sequence[int], Sequence[Callable[[Sequence[Tensor]], object]]]
-"""Ranks whose chunks are read together, and for each of their chunks a function of the chunks."""
+Lane = tuple[Sequence[int], Sequence[Tensor], Callable[[Tensor, Sequence[Tensor]], object]]
+"""Ranks whose chunks are read together, a target for each of their chunks in turn, and a function
+of a target and the chunks."""
 
 
-def sum_lane(readers: Readers, parts: Sequence[Tensor], rank: int, divisor: int) -> Lane:
-    """Return the lane of a sum: ``parts`` are this rank's own terms, which become the sums."""
-    return list(readers), [partial(_add, part, rank, divisor) for part in parts]
+def add_chunks(rank: int, divisor: int, target: Tensor, chunks: Sequence[Tensor]) -> None:
+    """Add the chunks of all other ranks to this rank's own term, which becomes the sum."""
+    nbytes = target.numel() * target.element_size()
+    divide_into(target, divisor, target)
+    terms = [chunk[:nbytes].view(target.dtype) for chunk in chunks]
+    add_in_rank_order(target, rank, terms)
 
 
-def copy_lane(rank: int, parts: Sequence[Tensor]) -> Lane:
-    """Return the lane of the chunks of one rank in a gather, which are copied to ``parts``."""
-    return [rank], [partial(_copy, part) for part in parts]
-
-
-def _add(block: Tensor, rank: int, divisor: int, chunks: Sequence[Tensor]) -> None:
-    nbytes = block.numel() * block.element_size()
-    divide_into(block, divisor, block)
-    add_in_rank_order(block, rank, [chunk[:nbytes].view(block.dtype) for chunk in chunks])
-
-
-def _copy(target: Tensor, chunks: Sequence[Tensor]) -> None:
+def copy_chunk(target: Tensor, chunks: Sequence[Tensor]) -> None:
+    """Copy the chunk of one rank."""
     target.copy_(chunks[0][: target.numel()])
 
 
@@ -48,16 +41,21 @@ class RingReads:
     def __init__(self, readers: Readers, lanes: Sequence[Lane], last: int) -> None:
         self.last = last
         self._readers = readers
-        self._lanes = [(ranks, deque(calls)) for ranks, calls in lanes]
+        self._lanes = lanes
+        self._left = [deque(targets) for _, targets, _ in lanes]
 
     def read(self) -> bool:
         """Read the chunks that have arrived. Return True if there were any."""
         moved = False
-        for ranks, calls in self._lanes:
-            heads = [self._readers[rank].peek() for rank in ranks] if calls else []
-            chunks = [chunk for chunk in heads if chunk is not None]
-            if calls and len(chunks) == len(ranks):
-                calls.popleft()(chunks)
+        for (ranks, _, write), left in zip(self._lanes, self._left, strict=True):
+            chunks: list[Tensor] = []
+            for rank in ranks if left else ():
+                chunk = self._readers[rank].peek()
+                if chunk is None:
+                    break
+                chunks.append(chunk)
+            if left and len(chunks) == len(ranks):
+                write(left.popleft(), chunks)
                 for rank in ranks:
                     self._readers[rank].advance()
                 moved = True
@@ -65,9 +63,10 @@ class RingReads:
 
     def is_done(self) -> bool:
         """Return True if all chunks are read."""
-        return not any(calls for _, calls in self._lanes)
+        return not any(self._left)
 
     def missing_ranks(self) -> set[int]:
         """Return the ranks whose next chunk has not arrived."""
-        waiting = {rank for ranks, calls in self._lanes if calls for rank in ranks}
+        every = zip(self._lanes, self._left, strict=True)
+        waiting = {rank for (ranks, *_), left in every if left for rank in ranks}
         return {rank for rank in waiting if self._readers[rank].peek() is None}

@@ -9,6 +9,7 @@ sleeps until the other ranks come, and gets gloo's error if one of them dies.
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from sharding.transport.messages import (
 )
 from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.ring_channel import RingChannel, create_channel
-from sharding.transport.ring_reads import RingReads, copy_lane, sum_lane
+from sharding.transport.ring_reads import RingReads, add_chunks, copy_chunk
 from sharding.transport.work import PendingWork
 
 SMALLEST = 1 << 16
@@ -118,7 +119,8 @@ class SharedMemoryTransport:
         self._sent += sum(part.numel() for _, part in parts) * real.element_size()
         notices = [(Direction.TO, rank, _length(ranges[rank])) for rank in self._others]
         notices += [(Direction.FROM, rank, _length(ranges[self.rank])) for rank in self._others]
-        lane = sum_lane(channel.readers, _chunks(own, channel.chunk), self.rank, divisor)
+        add = partial(add_chunks, self.rank, divisor)
+        lane = (list(channel.readers), _chunks(own, channel.chunk), add)
         reads = RingReads(channel.readers, [lane], last)
         return self._launch("reduce_scatter", self._reducing, channel, notices, reads)
 
@@ -134,8 +136,10 @@ class SharedMemoryTransport:
         self._sent += own.numel() * len(others)
         notices = [(Direction.TO, rank, _length(ranges[self.rank])) for rank in others]
         notices += [(Direction.FROM, rank, _length(ranges[rank])) for rank in others]
-        parts = [(rank, _chunks(raw[slice(*cuts[rank])], channel.chunk)) for rank in others]
-        reads = RingReads(channel.readers, [copy_lane(*one) for one in parts], last)
+        lanes = [
+            ([rank], _chunks(raw[slice(*cuts[rank])], channel.chunk), copy_chunk) for rank in others
+        ]
+        reads = RingReads(channel.readers, lanes, last)
         return self._launch("all_gather", self._gathering, channel, notices, reads)
 
     def _channel(

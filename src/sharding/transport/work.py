@@ -44,7 +44,10 @@ class PendingWork:
     def wait(self) -> None:
         """Return when the operation is finished; on an accelerator, let the current stream wait."""
         with self._lock:
-            if not self.done:
+            if self.done:
+                for event in self._events:
+                    event.wait()
+            else:
                 try:
                     self._finish()
                 except BaseException as error:  # noqa: BLE001  Ctrl-C too: no message can be waited for twice
@@ -54,5 +57,3 @@ class PendingWork:
                 self._events = list(map(StreamEvent, self._devices))
             if self._error is not None:
                 raise self._error
-            for event in self._events:
-                event.wait()

@@ -34,16 +34,12 @@ class Message(NamedTuple):
     ranges: tuple[Range, ...]
     """The elements of each rank: of the flat tensor, or of the buffer for the runs."""
     places: tuple[slice, ...] = ()
-    """For each rank, the indices of the views that it owns. Empty for a direct message."""
+    """For each rank, the indices of the views that it owns. Empty for a direct message, whose runs
+    are sent without a copy, at most one for each rank."""
     lengths: tuple[int, ...] = ()
     """The number of elements of each view."""
     shaped: tuple[int, ...] = ()
     """The indices of the views that are not flat, since their tensor is not contiguous."""
-
-    @property
-    def is_direct(self) -> bool:
-        """Return True if runs are sent without a copy, at most one for each rank."""
-        return not self.places
 
     @property
     def device(self) -> torch.device:
@@ -51,7 +47,7 @@ class Message(NamedTuple):
 
     def gather(self, transport: Transport) -> Callable[[], object]:
         """Start to send runs from their owners to all ranks; return a function that waits."""
-        if self.is_direct:
+        if not self.places:
             return transport.all_gather(self.views[0], self.ranges).wait
         (buffer, parts), own = self.allocate_buffer(), self.places[transport.rank]
         copy(parts[own], self.views[own])
@@ -66,7 +62,7 @@ class Message(NamedTuple):
 
     def reduce(self, transport: Transport) -> Callable[[], object]:
         """Start to average runs over all ranks at their owners; return a function that waits."""
-        if self.is_direct:
+        if not self.places:
             return transport.reduce_scatter(self.views[0], self.ranges, average=True).wait
         (buffer, parts), own = self.allocate_buffer(), self.places[transport.rank]
         copy(parts, self.views)

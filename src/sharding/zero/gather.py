@@ -70,10 +70,16 @@ def start_gather(
         transports: over one group, by device.
         in_flight: maximum number of coalesced messages in flight; None for no limit.
     """
-    direct = [one.gather(transports[one.device]) for one in messages if one.is_direct]
-    left = deque(one for one in messages if not one.is_direct)
+    direct: list[Callable[[], object]] = []
+    """Functions that wait for direct messages."""
     under_way: deque[Callable[[], object]] = deque()
     """Functions that wait for coalesced messages."""
+    left: deque[Message] = deque()
+    for message in messages:
+        if message.places:
+            left.append(message)
+        else:
+            direct.append(message.gather(transports[message.device]))
     most = len(left) if in_flight is None else in_flight
 
     def send() -> None:
