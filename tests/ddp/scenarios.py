@@ -77,7 +77,7 @@ def resumed(name: str) -> dict[str, Any]:
             if not torch.equal(*both)
         ],
         "went on": digest(second.tensors()) != at_start,
-        "steps": sorted({int(second.leaf(name).step) for name in second.state.params}),
+        "steps": sorted({int(one.step) for one in second.leaves().values()}),
         "finite": finite(second.tensors()),
     }
 
@@ -174,7 +174,7 @@ def uneven(name: str) -> dict[str, Any]:
             if not pair.same and (rank == ranks - 1 or ":" not in pair.name)
         ],
         "digest": digest(ours.tensors()),
-        "steps": {name: int(ours.leaf(name).step) for name in ours.state.params},
+        "steps": {name: int(one.step) for name, one in ours.leaves().items()},
     }
 
 

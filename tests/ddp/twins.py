@@ -100,14 +100,15 @@ class Ours:
         hook = build_hook(self.state, noted(inner, self.buckets), in_order=case.in_order)
         self.ddp.register_comm_hook(inner_state, hook)
 
-    def leaf(self, name: str) -> LeafState:
-        found: LeafState = self.state.state.leaves[name]
-        return found
+    def leaves(self) -> dict[str, LeafState]:
+        """Return the state of all parameters; each call lists all tensors of the state."""
+        return dict(self.state.state.leaves)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield parameters, state, and step counts."""
+        leaves = self.leaves()
         for name, param in self.state.params.items():
-            yield from (param, self.leaf(name).step, *fields(self.leaf(name)).values())
+            yield from (param, leaves[name].step, *fields(leaves[name]).values())
 
 
 def noted(hook: Hook, buckets: list[int]) -> Hook:
@@ -152,13 +153,14 @@ class Twin:
 
 def pairs(ours: Ours, twin: Twin) -> Iterator[Pair]:
     """Yield all pairs that must be equal."""
+    leaves = ours.leaves()
     for name, param in trainable(ours.ddp).items():
         other = twin.params[name]
         yield Pair(name, param.detach(), other.detach())
         if twin.clip is None:  # clipping changes gradients in place
             yield Pair(f"{name}: gradient", dense(param.grad), dense(other.grad))
         entries = dict(twin.optimizer.state[other])
-        yield from state_pairs(name, ours.leaf(name), entries, twin.steps[name])
+        yield from state_pairs(name, leaves[name], entries, twin.steps[name])
     buffers = dict(twin.ddp.module.named_buffers())
     for name, buffer in ours.ddp.module.named_buffers():
         yield Pair(name, buffer, buffers[name])
@@ -188,7 +190,7 @@ def _iteration(case: Case, ours: Ours, twin: Twin, number: int) -> dict[str, Any
         twin.change({"lr": case.schedule(number)})
     loss, _ = [backward(one.ddp, number, case.backwards) for one in (twin, ours)]
     norm = twin.step()
-    found = list(pairs(ours, twin))
+    found, leaves = list(pairs(ours, twin)), ours.leaves()
     seen = {
         "differences": [pair.name for pair in found if not pair.same],
         "apart": max(pair.apart for pair in found) if case.clip is not None else 0.0,
@@ -196,7 +198,7 @@ def _iteration(case: Case, ours: Ours, twin: Twin, number: int) -> dict[str, Any
         "norm": norm,
         "buckets": list(ours.buckets),
         "moved": moved(before, ours.ddp),
-        "steps": {name: int(ours.leaf(name).step) for name in before},
+        "steps": {name: int(leaves[name].step) for name in before},
         "digest": digest(ours.tensors()),
         "finite": finite(ours.tensors()),
     }
