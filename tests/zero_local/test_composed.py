@@ -28,7 +28,7 @@ from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from sharding.zero.gather import gather_views
 from tests import checkpoints
-from tests.choices import EVERYTHING, case, pairs
+from tests.choices import case, pairs
 from tests.composition.trees import COMPOSED, HOLES, SHAPES, grads_at, kind, params_of, two_parts
 from tests.hooks_alone.test_composed import Model
 from tests.hooks_alone.test_composed import losses as batch
@@ -57,11 +57,8 @@ def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
     policies = (
         ["greedy", "largest_first"] if name in (*WITH_NORM, *WHOLE) else ["elements", "thin slices"]
     )
-    every = pairs(ranks=[1, 3, 4], policy=[0, 1])  # all six
-    chosen = [(one["ranks"], policies[one["policy"]]) for one in every]
-    if not EVERYTHING:
-        turn = list(SHARDED).index(name)
-        chosen = [(ranks, policies[(turn + ranks) % 2]) for ranks in ((1, 4) if turn % 3 else (3,))]
+    every = pairs(name=list(SHARDED), ranks=[1, 3, 4], policy=[0, 1])
+    chosen = [(one["ranks"], policies[one["policy"]]) for one in every if one["name"] == name]
     for ranks, policy in chosen:
 
         def trains(group: Any, folder: Path, policy: Any) -> Any:
