@@ -46,7 +46,7 @@ from functional_optim.testing.executor_laws import (
 )
 from functional_optim.testing.front_end_laws import front_ends
 from functional_optim.testing.position_law import one_result
-from functional_optim.testing.runs import Grads, Params, Run, replay_steps
+from functional_optim.testing.runs import Grads, Params, Run, replay_path, replay_steps
 from functional_optim.testing.state_laws import declared_fields, named, own_memory
 from functional_optim.testing.subject import Subject, as_real_tree, named_state, run_oracle
 
@@ -55,7 +55,8 @@ def pure(subject: Subject, run: Run) -> None:
     """``update`` does not change params, gradients and state."""
     built = subject.build(run)
     # The reference executor calls the rule itself. A compiled loop can hide writes of the rule.
-    for optimizer in (built.using(executor="reference"), built):
+    for executor in dict.fromkeys(("reference", built.executor)):
+        optimizer = built.using(executor=executor)
         params = run.params()
         state = optimizer.init(params)
         for grads in run.grads():
@@ -245,20 +246,14 @@ def vmapped(subject: Subject, run: Run) -> None:
         for one in run.grads()
     ]
     scales = (1.0, -2.0, 0.5)
-    members = [replay_steps(optimizer, _scaled(run.params(), f), []) for f in scales]
-    params, state = _stacked([m[0] for m in members]), _stacked([m[1] for m in members])
+    starts = [_scaled(run.params(), factor) for factor in scales]
+    params, state = _stacked(starts), _stacked([optimizer.init(one) for one in starts])
     for grads in run_grads:
         batch = _stacked([_scaled(grads, f) for f in scales])
         params, state = torch.func.vmap(optimizer.update)(params, batch, state)
     for index, factor in enumerate(scales):
         own: list[Grads] = [dict(_scaled(grads, factor)) for grads in run_grads]
-        way, beside = (
-            [
-                replay_steps(optimizer, _scaled(run.params(), begin), own[:count])
-                for count in range(len(own) + 1)
-            ]
-            for begin in (factor, 0.0)  # from zero, weight decay has no effect
-        )
+        way = replay_path(optimizer, _scaled(run.params(), factor), own)
         # The value of a batched step count is hidden, so coefficients are tensors, and round
         # differently.
         member: Any = (params, state)
@@ -266,6 +261,8 @@ def vmapped(subject: Subject, run: Run) -> None:
         if coarsest is None:
             require_same("vmap and the loop", got, way[-1], ulps=64.0)
         else:
+            # From zero, weight decay has no effect.
+            beside = replay_path(optimizer, _scaled(run.params(), 0.0), own)
             require_near("vmap and the loop", got, way, coarsest, beside=beside)
 
 

@@ -176,10 +176,18 @@ class Run:
 
 def replay_steps(optimizer: Optimizer, params: Params, grads: list[Grads]) -> tuple[Params, State]:
     """Return parameters and state after all steps, by ``update``."""
-    state = optimizer.init(params)
+    return replay_path(optimizer, params, grads)[-1]
+
+
+def replay_path(
+    optimizer: Optimizer, params: Params, grads: list[Grads]
+) -> list[tuple[Params, State]]:
+    """Return parameters and state before the first step and after each step, by ``update``."""
+    path = [(params, optimizer.init(params))]
     for one in grads:
-        params, state = optimizer.update(params, one, state)
-    return params, state
+        params, state = path[-1]
+        path.append(optimizer.update(params, one, state))
+    return path
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:

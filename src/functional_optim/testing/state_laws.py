@@ -36,7 +36,8 @@ def own_memory(subject: Subject, run: Run) -> None:
     """
     built = subject.build(run)
     # The reference executor returns the tensors of the rule. A compiled loop may copy them.
-    for optimizer in (built.using(executor="reference"), built):
+    for executor in dict.fromkeys(("reference", built.executor)):
+        optimizer = built.using(executor=executor)
         params = run.params()
         state = optimizer.init(params)
         _require_separate("init", state, (params, optimizer.init(params)))
@@ -71,12 +72,15 @@ def declared_fields(subject: Subject, run: Run) -> None:
     shapes = {tuple(one.shape): one for one in run.params().values()}
     for stage, hyper in {link.stage: link.hyper for link in subject.build(run).links}.items():
         declared = field_hypers(stage)
-        for name in (one for one in hyper._fields if one not in declared and stage.stateful):
+        free = [one for one in hyper._fields if one not in declared] if stage.stateful else []
+        of_shapes = {shape: _fields_or_none(stage, hyper, shape, shapes[shape]) for shape in shapes}
+        known = {shape: fields for shape, fields in of_shapes.items() if fields is not None}
+        for name in free if known else ():
             for value in _other_values(getattr(hyper, name)):
                 other = hyper._replace(**{name: value})
-                for shape, param in shapes.items():
-                    fields = [_fields_or_none(stage, one, shape, param) for one in (hyper, other)]
-                    assert None in fields or fields[0] == fields[1], (
+                for shape, fields in known.items():
+                    found = _fields_or_none(stage, other, shape, shapes[shape])
+                    assert found is None or found == fields, (
                         f"{stage.name}: the state has other fields for {name}={value!r}, and "
                         f"state_depends_on does not name {name}"
                     )
