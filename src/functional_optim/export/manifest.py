@@ -26,7 +26,7 @@ INPUT_LISTS = ("params", "grads", "states", "steps", "hyper")
 
 
 class Entry(NamedTuple):
-    """Input of the program."""
+    """Input of an exported program."""
 
     list: str
     """The list of :data:`INPUT_LISTS` with this input."""

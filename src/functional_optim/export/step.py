@@ -68,7 +68,7 @@ class ExportedStep:
     program: Any
     """The torch.export.ExportedProgram."""
     manifest: dict[str, Any]
-    """The manifest, which is also in the package and beside it."""
+    """The manifest, which is also stored in the package and in a file next to it."""
     path: Path | None
     """The path of the package; None if it was not written."""
     entries: tuple[Entry, ...]
