@@ -141,7 +141,7 @@ OF_TRANSFORM: list[tuple[Any, type[Exception], str]] = [
     (
         lambda g, p, s, c: (g.sum(), s),
         RuntimeError,
-        r"a gradient of shape \(\) for one of shape \(3,\)",
+        r"of shape \(\) for one of shape \(3,\)",
     ),
 ]
 

@@ -136,7 +136,7 @@ def test_what_cannot_be_bound_leaves_parameters_as_they_were() -> None:
 def test_everything_is_on_one_device() -> None:
     optimizer = chain(clip_by_global_norm(1.0), adamw(0.1)).using(executor="reference")
     params = {"a": noise(0, 3), "b": torch.empty(3, device="meta")}
-    with pytest.raises(ValueError, match="on cpu and on meta, and a graph is captured on one"):
+    with pytest.raises(ValueError, match="on cpu and on meta, but a graph is captured on one"):
         optimizer.bind(params, capturable=True)
     bound = optimizer.bind(tree(), capturable=True)
     total = torch.empty((), dtype=torch.float64, device="meta")
