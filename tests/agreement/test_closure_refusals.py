@@ -92,7 +92,7 @@ def test_a_step_says_what_it_needs() -> None:
     ours = TorchOptimizer(params, optimizer)
     with pytest.raises(TypeError, match=r"write step\(closure\), with a function"):
         ours.step()
-    with pytest.raises(TypeError, match="no extra="):
+    with pytest.raises(TypeError, match="extra= must be empty"):
         ours.step(params[0].sum, extra={"loss": 1.0})
     state = optimizer.init(TREE)
     with pytest.raises(TypeError, match=r"value_and_grad=f\) a function f\(params\) -> \(loss, gr"):

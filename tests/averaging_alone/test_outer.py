@@ -258,7 +258,7 @@ def test_what_makes_no_outer_step_is_refused(world_of_one: None) -> None:
         ((params, rule, 4), {"mixing": 0.5}, ValueError, "with a delay above 0, got 0.5"),
         ((params, rule, 4), {"delay": 1, "mixing": 1.0}, ValueError, "below 1, .* got 1.0"),
         ((params, rule, 4), {"fragments": 5}, ValueError, "fragments must be from 1 to 4"),
-        ((params, rule, 4), {"fragments": cut}, ValueError, "and cut none"),
+        ((params, rule, 4), {"fragments": cut}, ValueError, "and must not cut any"),
         (([], rule, 4), {}, ValueError, "no parameters of floating numbers"),
         *[
             (

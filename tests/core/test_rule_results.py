@@ -138,7 +138,11 @@ OF_TRANSFORM: list[tuple[Any, type[Exception], str]] = [
     (lambda g, p, s, c: (g, None), TypeError, r"scale: must return \(\), which it was given"),
     (lambda g, p, s, c: (g, (g,)), TypeError, r"scale: must return \(\), which it was given"),
     (lambda g, p, s, c: (2.0, s), TypeError, "place of grad it returned 2.0"),
-    (lambda g, p, s, c: (g.sum(), s), RuntimeError, r"of shape \(3,\) one of shape \(\)"),
+    (
+        lambda g, p, s, c: (g.sum(), s),
+        RuntimeError,
+        r"of shape \(\) for one of shape \(3,\)",
+    ),
 ]
 
 

@@ -32,7 +32,7 @@ def test_each_cell_is_a_test() -> None:
             with case(row=row, cell=cell):
                 found = CELL.fullmatch(cell.strip())
                 if found is None:
-                    assert cell.strip() in ("torch's own", "|", "") or cell.startswith("by way of ")
+                    assert cell.strip() in ("torch's own", "|", "") or cell.startswith("through ")
                     continue
                 assert found[2] in functions_of(ROOT / (found[1] or HOME))
                 pairs += [found[3]] if found[3] else []

@@ -128,7 +128,7 @@ def test_arguments_are_checked() -> None:
     optimizer, params = chain(SIGNED(lr=0.1, beta=0.5)), tree()
     state, grads = optimizer.init(params), grads_of(params, 0)
     exported = export_step(optimizer, params)
-    with pytest.raises(TypeError, match="'decay' is no input of this program; .* lr, beta"):
+    with pytest.raises(TypeError, match="'decay' is not an input of this program; .* lr, beta"):
         exported.arguments(params, grads, state, decay=0.1)
     with pytest.raises(TypeError, match="grads: bias must be a tensor, got NoneType"):
         exported.arguments(params, {**grads, "bias": None}, state)

@@ -174,7 +174,7 @@ def test_what_is_no_mapping_of_its_parameters() -> None:
         "twice": (optimizer, {weight: other, "scale": other}, ValueError, "'scale' is given twice"),
         "no names": (unnamed, {"0": torch.ones(2)}, ValueError, "given none .see named_parameters"),
         "a place": (unnamed, {(0, 0): torch.ones(2)}, ValueError, "is no parameter of"),
-        "missing": (optimizer, {weight: other}, ValueError, "nothing for 'body.weight', which"),
+        "missing": (optimizer, {weight: other}, ValueError, "no tensor for 'body.weight', which"),
         "shape": (optimizer, {weight: torch.ones(1)}, ValueError, r"at 'scale' has shape \(1,\)"),
         "unknown": (optimizer, None, TypeError, "no stage takes the input 'hesian'"),
     }.items():

@@ -86,7 +86,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 def test_an_entry_of_state_that_is_no_tensor_is_named(what: Any, loaded: bool) -> None:
     """The entry is named, if it replaces a tensor of the state, or if its name is unknown."""
     for key, error, match in (
-        ("exp_avg", TypeError, r"has .* as 'exp_avg', and a tensor is kept there"),
+        ("exp_avg", TypeError, r"has .* as 'exp_avg', but must have a tensor"),
         ("mine", ValueError, r"does not fit this optimizer: .*\(differing: mine\)"),
     ):
         ours = started()

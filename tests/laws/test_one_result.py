@@ -45,10 +45,10 @@ def made(rule: Any, **options: Any) -> Optimizer:
 
 
 BROKEN = [
-    (sigmoid, "the operation 'sigmoid' rounds by where"),
-    (power, "the operation 'pow_1' rounds by where"),
-    (number_with_alpha, "the operation 'add' rounds by where"),
-    (looks_at_its_numbers, "some operation of this chain rounds by where"),
+    (sigmoid, "rounding of the operation 'sigmoid' depends on the position"),
+    (power, "rounding of the operation 'pow_1' depends on the position"),
+    (number_with_alpha, "rounding of the operation 'add' depends on the position"),
+    (looks_at_its_numbers, "rounding of some operation of this chain depends on the position"),
 ]
 
 

@@ -213,7 +213,8 @@ def _check_stage_state(
             if stage.kind == "pointwise" and tensor.shape not in shapes:
                 raise ValueError(
                     f"{stage.name}: the state at {name!r} is of another tree: {field.name} has "
-                    f"shape {tuple(tensor.shape)}, the parameter {tuple(param.shape)}"
+                    f"shape {tuple(tensor.shape)}, the parameter {tuple(param.shape)}; use "
+                    "init(params) of these parameters"
                 )
             if tensor.dtype != field.dtype:
                 raise ValueError(

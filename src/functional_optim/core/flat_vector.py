@@ -45,7 +45,7 @@ class FlatVector(NamedTuple):
         found = [leaves[position] for position in self.positions]
         extra = set(range(len(leaves))) - set(self.positions)
         if any(leaves[position] is not None for position in extra):
-            raise ValueError(f"there are {what} where params have None")
+            raise ValueError(f"there are {what} where params have None: pass None there")
         for name, param, grad in zip(self.names, self.params, found, strict=True):
             if grad is not None:
                 check_fit(param, grad, name)

@@ -223,8 +223,8 @@ class Stage:
         unknown = [one for one in getattr(self, declared) or () if one not in known]
         if unknown:
             raise ValueError(
-                f"{self.name}: {declared} names hyper-parameters, and {unknown[0]!r} is none; "
-                f"there are {', '.join(known)}"
+                f"{self.name}: {declared} must name hyper-parameters, got {unknown[0]!r}; use "
+                f"{', '.join(known)}"
             )
 
     def __hash__(self) -> int:

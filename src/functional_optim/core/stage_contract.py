@@ -87,7 +87,7 @@ def _check_result(stage: Stage, first: str, result: Any, before: Any) -> tuple[A
     if not isinstance(value, TENSORS):
         raise TypeError(
             f"{stage.name}: must return the pair ({first}, state); in the place of {first} it "
-            f"returned {format_value(value)}, which is no tensor"
+            f"returned {format_value(value)}, which is not a tensor"
         )
     _check_state(stage, "must return", after)
     for field, old, new in zip(getattr(before, "_fields", ()), before, after, strict=True):

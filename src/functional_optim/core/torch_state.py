@@ -188,8 +188,8 @@ def from_entries(
     for key, value in given.items():
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"the state of {name!r} has {format_value(value)} as {key!r}, and a tensor is kept "
-                "there"
+                f"the state of {name!r} has {format_value(value)} as {key!r}, but must have a "
+                "tensor: load the state dict of the equivalent optimizer"
             )
     if wanted and not given:
         return _state_without_tensors(stages, hypers, param, entries, group_step, layout)

@@ -26,7 +26,7 @@ INPUT_LISTS = ("params", "grads", "states", "steps", "hyper")
 
 
 class Entry(NamedTuple):
-    """Input of the program."""
+    """Input of an exported program."""
 
     list: str
     """The list of :data:`INPUT_LISTS` with this input."""
@@ -255,7 +255,10 @@ def check_tensor(entry: Entry, tensor: Any, *, strides: bool) -> None:
         ("strides", not strides or _has_strides(entry, tensor), tensor.stride(), entry.stride),
     ):
         if not fits:
-            raise ValueError(f"{where} has {what} {got}, the program was exported for {want}")
+            raise ValueError(
+                f"{where} has {what} {got}, the program was exported for {want}: convert the "
+                "tensor, or export a program for it"
+            )
 
 
 def _has_strides(entry: Entry, tensor: Tensor) -> bool:

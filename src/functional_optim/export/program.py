@@ -33,7 +33,7 @@ from functional_optim.plan.fed_coefficients import (
 
 
 class LeafPlan(NamedTuple):
-    """Leaf of the program."""
+    """Leaf of an exported program."""
 
     name: str
     state: tuple[Any, ...]

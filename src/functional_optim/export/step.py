@@ -68,7 +68,7 @@ class ExportedStep:
     program: Any
     """The torch.export.ExportedProgram."""
     manifest: dict[str, Any]
-    """The manifest, which is also in the package and beside it."""
+    """The manifest, which is also stored in the package and in a file next to it."""
     path: Path | None
     """The path of the package; None if it was not written."""
     entries: tuple[Entry, ...]
@@ -104,7 +104,7 @@ class ExportedStep:
         for name in hyper:
             if name not in known:
                 raise TypeError(
-                    f"{name!r} is no input of this program; its inputs are "
+                    f"{name!r} is not an input of this program; its inputs are "
                     f"{', '.join(known) or 'none'}, and it was exported with "
                     f"{name}={self.manifest['fixed'].get(name, 'nothing of that name')}"
                 )
@@ -121,7 +121,8 @@ class ExportedStep:
             wanted = [entry for entry in self.entries if entry.list == name]
             if len(wanted) != len(tensors):
                 raise ValueError(
-                    f"{name}: {len(tensors)} tensors, the program was exported for {len(wanted)}"
+                    f"{name}: {len(tensors)} tensors, the program was exported for {len(wanted)}; "
+                    "pass the same trees, or export a program for these"
                 )
             for entry, tensor in zip(wanted, tensors, strict=True):
                 check_tensor(entry, tensor, strides=strides)

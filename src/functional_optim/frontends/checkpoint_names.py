@@ -96,7 +96,8 @@ def _matched_groups(ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str
         found.append(alike[0])
     if left:
         raise ValueError(
-            f"this checkpoint has {len(theirs)} parameter groups, the optimizer has {len(ours)}"
+            f"this checkpoint has {len(theirs)} parameter groups, the optimizer has {len(ours)}; "
+            "give the optimizer the groups that it had when the checkpoint was saved"
         )
     return found
 

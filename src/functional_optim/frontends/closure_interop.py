@@ -64,7 +64,7 @@ def state_of_entries(
             raise ValueError(
                 f"the state of {optimizer.rule.name} has vectors of "
                 f"{0 if vector is None else vector.numel()} elements, and the parameters have "
-                f"{numel}: it is of other parameters"
+                f"{numel}: the state belongs to other parameters; load the state of these"
             )
     return state
 

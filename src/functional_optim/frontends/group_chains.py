@@ -175,8 +175,8 @@ class GroupChains:
         if missing or any(repr(one) != repr(found[0]) for one in found):
             what = f"it has no {', '.join(missing)}" if missing else "its groups differ in that"
             raise ValueError(
-                f"this checkpoint does not say what {self.optimizer} keeps for all parameters: "
-                f"{what}"
+                f"this checkpoint lacks the scalars that all parameters of {self.optimizer} share: "
+                f"{what}; load a checkpoint of this chain"
             )
 
     def load_shared(self, groups: Sequence[dict[str, Any]]) -> None:

@@ -97,7 +97,9 @@ class OpaqueOptimizer:
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
         """Raise ValueError: only chains have totals."""
-        raise ValueError(f"{type(self._inner).__name__} is no chain, so it measures nothing")
+        raise ValueError(
+            f"{type(self._inner).__name__} is not a chain, so it has no totals; do not call measure"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state dict of the wrapped optimizer."""

@@ -95,7 +95,7 @@ def register_executor(name: str, executor: Executor) -> None:
         raise TypeError(f"the name of an executor must be a str, got {format_value(name)}")
     if not isinstance(executor, Executor):
         raise TypeError(
-            "an executor is derived from functional_optim.kernels.Executor, "
+            "an executor must be derived from functional_optim.kernels.Executor, "
             f"got {format_value(executor)}"
         )
     if name in EXECUTORS:

@@ -49,9 +49,8 @@ def native_norms(tensors: list[Tensor]) -> list[float] | None:
         tensors: on the CPU.
 
     Returns:
-        Numbers with the bits of ``torch.linalg.vector_norm(tensor, dtype=torch.float64)``, or None
-        if the loops cannot compute them, for example for a large tensor if torch has several
-        threads.
+        Numbers with the bits of ``torch.linalg.vector_norm(tensor, dtype=torch.float64)``. None if
+        the loops cannot compute them, for example for a large tensor if torch uses several threads.
     """
     loops: Any = LOOPS.loaded
     lanes = _KNOWN.get(loops) or _lanes_of(loops)

@@ -357,7 +357,9 @@ class BoundOptimizer:
         for place, grad in enumerate(found):
             if grad is not None and place not in self._places:
                 name = path_name(paths_of(self._spec)[place])
-                raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
+                raise ValueError(
+                    f"there is a gradient at {name!r}, but the parameter is None; pass None there"
+                )
         return [found[place] for place in self._places]
 
     def _chains_of(self, optimizer: Chain) -> list[LeafChain]:

@@ -60,7 +60,8 @@ def check_shapes(
             if target.shape != source.shape:
                 raise ValueError(
                     f"the state at {name!r} has a tensor of shape {tuple(source.shape)}, and the "
-                    f"bound state has shape {tuple(target.shape)} there"
+                    f"bound state has shape {tuple(target.shape)} there; load a state of the same "
+                    "optimizer and parameters"
                 )
 
 

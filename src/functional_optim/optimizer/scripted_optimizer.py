@@ -179,7 +179,7 @@ class ScriptedOptimizer:
             for stage, hyper, *_ in links:
                 if not is_plain(hyper):
                     raise TypeError(
-                        f"{stage.name} has a hyper-parameter that is no number ({hyper}); a "
+                        f"{stage.name} has a hyper-parameter that is not a number ({hyper}); a "
                         "TorchScript program holds numbers: give one, and change it before a step "
                         "by set_hyper"
                     )

@@ -116,7 +116,9 @@ def step_leaves(
         param, grad, name = leaves[i], grad_leaves[i], path_name(path)
         if param is None:
             if grad is not None:
-                raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
+                raise ValueError(
+                    f"there is a gradient at {name!r}, but the parameter is None; pass None there"
+                )
             continue
         leaf = StepLeaf(i, param, states[i], chains[i], name)
         if asks_all or grad is not None:  # the state of other parameters is ignored

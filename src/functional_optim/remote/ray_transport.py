@@ -20,8 +20,8 @@ _FORBIDDEN_OPTIONS = (
     "max_restarts",
     "max_task_retries",
 )
-"""Options by which calls could overlap, change their order or run twice, or by which an actor could
-belong to another transport or restart without its parameters."""
+"""Options that are refused: with them, calls could overlap, change their order or run twice, or an
+actor could belong to another transport or restart without its parameters."""
 
 
 def require_ray() -> Any:

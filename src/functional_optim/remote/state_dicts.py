@@ -68,7 +68,8 @@ def split_state_dict(
         if len(one["params"]) != len(group.params):
             raise ValueError(
                 f"parameter group {number} of this state has {len(one['params'])} parameters, the "
-                f"optimizer's has {len(group.params)}"
+                f"optimizer's has {len(group.params)}; create the optimizer with the groups of the "
+                "state dict"
             )
         keys.update(zip((param.name for param in group.params), one["params"], strict=True))
     parts = {}

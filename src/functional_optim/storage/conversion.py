@@ -173,7 +173,8 @@ def _decode_field(values: Any, scale: Any, field: str) -> Any:
     if values.dtype != torch.uint8 or scale.numel() != blocks:
         raise ValueError(
             f"{field} has {values.numel()} elements of {values.dtype} and {scale.numel()} scales: "
-            f"8-bit state is torch.uint8, with a scale for each {BLOCK} elements ({blocks})"
+            f"8-bit state must be torch.uint8, with one scale per {BLOCK} elements ({blocks}); "
+            "pass codes and scales of one field"
         )
     return STATE_STORAGES["int8"].decode((values, scale.to(values.device, torch.float32)))
 

@@ -145,8 +145,8 @@ class Layout:
         blocks = math.lcm(*(one.storage.granularity for one in self._fields()))
         if blocks > 1 and blocks % own != 0:
             raise ValueError(
-                f"{self.stages[-1].name}: its stages work in blocks of {own} elements, which "
-                f"are no divisor of the {blocks} elements of a block of 8-bit state; keep this "
+                f"{self.stages[-1].name}: its stages work in blocks of {own} elements, but "
+                f"{own} does not divide the {blocks} elements of a block of 8-bit state; keep this "
                 "state in float32 or bfloat16"
             )
         return math.lcm(blocks, own)
@@ -389,4 +389,6 @@ class UnavailableParam:
         for value in (*args, *(kwargs or {}).values()):
             if isinstance(value, UnavailableParam):
                 value._refuse()  # noqa: SLF001  of its own class
-        raise TypeError(f"{function} got a parameter that is not known here")
+        raise TypeError(
+            f"{function} got a parameter that is not decoded yet; put the stage after all totals"
+        )

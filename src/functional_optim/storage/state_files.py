@@ -216,7 +216,10 @@ def _check_files(folder: Path, wanted: dict[str, Any]) -> None:
     """
     found = json.loads((folder / MANIFEST).read_text())
     if not isinstance(found, dict) or found.get("version") != _VERSION:
-        raise ValueError(f"{folder / MANIFEST} is not of version {_VERSION}, the one known here")
+        raise ValueError(
+            f"{folder / MANIFEST} is not of version {_VERSION}, the only version that this package "
+            "reads; choose another directory"
+        )
     expected = json.loads(json.dumps(wanted))
     only_one_has = expected["leaves"].keys() ^ found["leaves"].keys()
     for name in [*sorted(only_one_has), *expected["leaves"]]:
@@ -228,7 +231,10 @@ def _check_files(folder: Path, wanted: dict[str, Any]) -> None:
                 "params that it was made with, or choose another directory"
             )
     if found != expected:
-        raise ValueError(f"{folder / MANIFEST} has been changed: its list of files is another")
+        raise ValueError(
+            f"{folder / MANIFEST} has been changed: its list of files differs; restore it, or "
+            "choose another directory"
+        )
     for name, (dtype, length) in expected["files"].items():
         size = length * getattr(torch, dtype).itemsize
         file = folder / name

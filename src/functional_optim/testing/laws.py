@@ -194,8 +194,9 @@ def resumed(subject: Subject, run: Run) -> None:
 def complex_is_real_view(subject: Subject, run: Run) -> None:
     """Complex parameters get the result of their real view.
 
-    The law does not apply to an optimizer that refuses complex parameters before the first step, or
-    whose selectors choose other stages for the real view, which has one more dimension.
+    The law does not apply to an optimizer that refuses complex parameters before the first step. It
+    also does not apply if selectors choose other stages for the real view, which has one more
+    dimension.
     """
     optimizer, params = subject.build(run), run.params()
     seen = {name: real_view(param) for name, param in run.params().items()}

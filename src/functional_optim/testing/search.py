@@ -57,7 +57,7 @@ def law_named(name: str, laws: Mapping[str, L]) -> L:
         ValueError: a law that does not exist.
     """
     if name not in laws:
-        raise ValueError(f"there is no law {name!r}; there are {', '.join(map(repr, laws))}")
+        raise ValueError(f"there is no law {name!r}; use one of {', '.join(map(repr, laws))}")
     return laws[name]
 
 

@@ -222,7 +222,7 @@ class TestRefused:
         rates: list[Any] = [torch.tensor(0.1), lambda made: 0.1]
         for rate in rates:
             for optimizer in (adam(rate), adam().override((1,), lr=rate)):
-                with pytest.raises(TypeError, match="adam has a hyper-parameter that is no number"):
+                with pytest.raises(TypeError, match="adam has .* that is not a number"):
                     optimizer.script(tensors_of(0))
 
     def test_a_state_of_something_else(self) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("captured_on_the_cpu")
 def test_rules_that_look_at_their_numbers_are_refused() -> None:
     for kind in ("pointwise", "per_matrix"):
         optimizer = stateless(lambda p, g, s, c: (p - math.sqrt(c.lr) * g, s), "looks", kind=kind)
-        said = r"\(looks\) cannot be stepped with numbers that"
+        said = r"\(looks\) cannot be stepped with scalars on"
         with case(kind=kind), pytest.raises(UntraceableError, match=said):
             optimizer.bind(tree(), capturable=True)
 
@@ -31,7 +31,7 @@ def test_rules_that_look_at_their_numbers_are_refused() -> None:
 def test_other_gradients_than_were_captured_are_an_error() -> None:
     bound = captured(REFERENCE)
     before = copied((bound.params, bound.state))
-    with pytest.raises(RuntimeError, match=r"of 'b' that is no longer so.*give it a gradient of z"):
+    with pytest.raises(RuntimeError, match=r"'b' now differs.*a gradient of zeros"):
         bound.step({**gradients()(0), "b": None})
     assert_same((bound.params, bound.state), before)
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_bound_leaves_parameters_as_they_were() -> None:
 def test_everything_is_on_one_device() -> None:
     optimizer = chain(clip_by_global_norm(1.0), adamw(0.1)).using(executor="reference")
     params = {"a": noise(0, 3), "b": torch.empty(3, device="meta")}
-    with pytest.raises(ValueError, match="on cpu and on meta, and a graph is captured on one"):
+    with pytest.raises(ValueError, match="on cpu and on meta, but a graph is captured on one"):
         optimizer.bind(params, capturable=True)
     bound = optimizer.bind(tree(), capturable=True)
     total = torch.empty((), dtype=torch.float64, device="meta")
