@@ -4,7 +4,7 @@ A ``hooks.py`` or ``sharding.py`` in the folder of your script hides this packag
 ``sharding``, because Python searches that folder first: give your file another name.
 """
 
-from functional_optim.core.packages import require_package
+from functional_optim.engine.messages import require_package
 
 require_package("sharding")
 

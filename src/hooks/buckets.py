@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim._torch import current_graph_task_id
-from functional_optim.plan.flat.move_checks import is_dense
+from functional_optim.engine.tensors import is_dense
 
 
 def reduced_parameters(ddp: DistributedDataParallel) -> dict[str, Tensor]:

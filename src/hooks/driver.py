@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 
-from functional_optim.core.format import format_names
+from functional_optim.engine.messages import format_names
 from hooks.buckets import BucketPosition, BucketPositions
 from hooks.communication import Communication, communication_of, start_mean
 from hooks.group_lifetime import keep_group_alive

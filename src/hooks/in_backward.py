@@ -13,13 +13,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import Optimizer, TorchOptimizer
 from functional_optim._torch import IN_BACKWARD_OPTIMIZERS, OPTIMIZER_CLASSES, OPTIMIZER_KWARGS
-from functional_optim.core.chain import require_gradients_alone
-from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.dynamo import disable_compile
-from functional_optim.core.format import format_value
-from functional_optim.core.links import has_shared_state
-from functional_optim.kernels import is_measured
-from functional_optim.optimizer.constructors import call_constructor
+from functional_optim.engine.calls import disable_compile
+from functional_optim.engine.messages import format_value
+from functional_optim.engine.recipes import call_constructor
+from functional_optim.engine.stages import (
+    has_shared_state,
+    is_measured,
+    refuse_closure,
+    require_gradients_alone,
+)
 from hooks.in_backward_ddp import (
     check_ddp_argument,
     is_stepped_by_ddp,

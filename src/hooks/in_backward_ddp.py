@@ -27,7 +27,7 @@ from functional_optim._torch import (
     ignored_by_ddp,
     queue_callback,
 )
-from functional_optim.core.dynamo import disable_compile
+from functional_optim.engine.calls import disable_compile
 from hooks.buckets import bucket_gradients, reduced_parameters
 from hooks.driver import BucketDriver
 from hooks.usage import may_leave_unused

@@ -5,16 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim import LeafState, Optimizer, State, TorchOptimizer
-from functional_optim.core.links import hyper_positions
-from functional_optim.core.torch_state import from_entries, to_entries
-from functional_optim.core.tree import flatten, leaf_states
-from functional_optim.frontends.group_steps import NO_STATE, GroupSteps
-from functional_optim.frontends.group_tensors import Group
-from functional_optim.frontends.torch_schedule import guard_schedules
-from functional_optim.plan.leaf_by_leaf import check_leaf
-from functional_optim.plan.shared_numbers import check_shared
-from functional_optim.plan.step_leaves import StepLeaf
+from functional_optim import Optimizer, State, TorchOptimizer
+from functional_optim.engine.groups import NO_STATE, Group, GroupSteps
+from functional_optim.engine.options import guard_schedules
+from functional_optim.engine.stages import hyper_positions
+from functional_optim.engine.states import from_entries, states_by_name, to_entries
 
 _Bucket = tuple[list[tuple[int, list[Tensor], list[str]]], GroupSteps]
 """For each parameter group its number, and its parameters and names in a bucket; their plans."""
@@ -39,7 +34,9 @@ class NamedGroups(TorchOptimizer):
         self, params: Mapping[str, Tensor], optimizer: Optimizer, state: State | None = None
     ) -> None:
         self._by_name = dict(params)
-        self._initial_state = {} if state is None else _check_state(self._by_name, optimizer, state)
+        self._initial_state = (
+            {} if state is None else states_by_name(optimizer, self._by_name, state)
+        )
         self._buckets: dict[tuple[str, ...], _Bucket] = {}
         super().__init__(list(params.items()), optimizer)
         self._initial_state = {}
@@ -145,16 +142,3 @@ class NamedGroups(TorchOptimizer):
             # Raises an error if the state is not the state of this parameter.
             from_entries(own.stages, hypers, param, self.state[param], name)
         super()._complete_state(number)
-
-
-def _check_state(
-    params: Mapping[str, Tensor], optimizer: Optimizer, state: State
-) -> dict[str, LeafState]:
-    """Return the state of each parameter by name; raise an error if it does not fit."""
-    names, spec = flatten({name: name for name in params}, "")
-    leaves = dict(zip(names, leaf_states(spec, state), strict=True))
-    chains = dict(zip(names, optimizer.chains_for(params), strict=True))
-    check_shared(optimizer, state.shared)
-    for name, leaf in leaves.items():
-        check_leaf(StepLeaf(0, params[name], leaf, chains[name], name), None)
-    return leaves

@@ -9,14 +9,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import Optimizer, State
-from functional_optim.core.chain import require_gradients_alone
-from functional_optim.core.checks import check_params, check_writable
-from functional_optim.core.links import has_shared_state
-from functional_optim.core.local_shards import check_no_dtensor
-from functional_optim.frontends.loss_scale import Scaling
-from functional_optim.frontends.recipe import resolve_functional
-from functional_optim.frontends.torch_checkpoint import own_copy
-from functional_optim.kernels import is_measured
+from functional_optim.engine.gradients import Scaling
+from functional_optim.engine.recipes import resolve_functional
+from functional_optim.engine.stages import has_shared_state, is_measured, require_gradients_alone
+from functional_optim.engine.states import own_copy
+from functional_optim.engine.tensors import check_no_dtensor, check_params, check_writable
 from hooks.buckets import reduced_parameters
 from hooks.named_groups import NamedGroups
 from hooks.usage import may_leave_unused

@@ -12,7 +12,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import State
-from functional_optim.core.dynamo import disable_compile
+from functional_optim.engine.calls import disable_compile
 from hooks.buckets import bucket_gradients
 from hooks.driver import BucketDriver, Hook
 from hooks.optimizer_state import OptimizerState

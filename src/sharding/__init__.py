@@ -6,7 +6,7 @@ folder first. Give your file another name.
 
 from typing import Any
 
-from functional_optim.core.blocks import MatrixBlocks
+from functional_optim.engine.stages import MatrixBlocks
 from sharding.cost import ByteCost, ElementCost, FlopCost, StepCost
 from sharding.matrices.optimizer import MatrixOwnerOptimizer
 from sharding.model_specs import specs_of

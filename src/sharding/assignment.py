@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from functional_optim.core.format import format_value
-from functional_optim.core.stage import block_size_of
+from functional_optim.engine.messages import format_value
+from functional_optim.engine.stages import block_size_of
 from sharding.cost import ByteCost, Cost, ElementCost, StepCost, costs_of
 from sharding.optimizer_costs import OptimizerOrFactory, optimizers_of
 from sharding.pieces import NO_PIECES, Pieces

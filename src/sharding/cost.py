@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from functional_optim.core.format import format_value
+from functional_optim.engine.messages import format_value
 from sharding.optimizer_costs import OptimizerOrFactory, flop_weight, state_weight, weigh
 from sharding.spec import ParameterSpec
 from sharding.weights import Costs, Weight, Weights

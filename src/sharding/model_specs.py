@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from functional_optim import Optimizer
-from functional_optim.core.stage import Kind
+from functional_optim.engine.stages import Kind
 from sharding.optimizer_costs import by_optimizer, hypers_of
 from sharding.spec import ParameterSpec, Specs, check_specs, kind_of
 

@@ -8,12 +8,9 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer
-from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.format import format_value
-from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.core.state import state_tensors
-from functional_optim.core.state_init import init_leaf
-from functional_optim.optimizer.flops import step_flops
+from functional_optim.engine.messages import format_value
+from functional_optim.engine.stages import Stage, block_size_of, refuse_closure, step_flops
+from functional_optim.engine.states import init_leaf, state_tensors
 from sharding.spec import BlockSpec, ParameterSpec, kind_of
 from sharding.weights import Weight
 

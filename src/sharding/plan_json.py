@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from functional_optim.core.blocks import MatrixBlocks
+from functional_optim.engine.stages import MatrixBlocks
 from sharding.ownership import Ownership
 from sharding.pieces import Pieces
 from sharding.spec import ParameterSpec, Specs

@@ -10,7 +10,7 @@ from torch import nn
 
 from functional_optim import Optimizer
 from functional_optim.commands.objects import current_folder_first, load_object
-from functional_optim.core.blocks import MatrixBlocks
+from functional_optim.engine.stages import MatrixBlocks
 from sharding.model_specs import add_kinds, as_specs, specs_of
 from sharding.plan_json import find_dtype, parse_json
 from sharding.spec import ParameterSpec, Specs

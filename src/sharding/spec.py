@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from functional_optim import Optimizer
-from functional_optim.core.blocks import MatrixBlocks
-from functional_optim.core.format import format_value
-from functional_optim.core.stage import Kind
+from functional_optim.engine.messages import format_value
+from functional_optim.engine.stages import Kind, MatrixBlocks
 
 MOST_ELEMENTS = 2**63 - 1
 KINDS: tuple[Kind, ...] = ("pointwise", "per_matrix")

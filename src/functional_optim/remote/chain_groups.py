@@ -3,22 +3,24 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from functional_optim.core.chain import require_gradients_alone
-from functional_optim.core.overrides import LeafChain
-from functional_optim.core.stage import Stage
-from functional_optim.frontends.fixed_groups import FixedGroups
-from functional_optim.frontends.group_chains import GroupChains
-from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
-from functional_optim.frontends.recipe import (
+from functional_optim.engine.groups import GroupChains, LeafChain
+from functional_optim.engine.options import (
+    FixedGroups,
+    guard_schedules,
+    missing_flags,
+    options_of,
+    require_options,
+)
+from functional_optim.engine.recipes import (
     ChainCache,
     ComposedRecipe,
     GroupChain,
+    OpaqueRecipe,
     OptimizerRecipe,
     Recipe,
 )
-from functional_optim.frontends.torch_groups import missing_flags, options_of, require_options
-from functional_optim.frontends.torch_schedule import guard_schedules
-from functional_optim.plan.shared_numbers import with_common_hypers
+from functional_optim.engine.stages import Stage, require_gradients_alone
+from functional_optim.engine.states import with_common_hypers
 from functional_optim.remote.errors import worker_error
 from functional_optim.remote.placement import PlacedGroup
 

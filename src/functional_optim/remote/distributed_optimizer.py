@@ -7,12 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.frontends.local_optimizer import resolve_recipe, warn_opaque
-from functional_optim.frontends.loss_scale import record_unscale
-from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
-from functional_optim.frontends.recipe import Recipe
-from functional_optim.frontends.torch_groups import common_options
-from functional_optim.frontends.torch_schedule import guard_schedules
+from functional_optim.engine.gradients import record_unscale
+from functional_optim.engine.options import common_options, guard_schedules
+from functional_optim.engine.recipes import OpaqueRecipe, Recipe, resolve_recipe, warn_opaque
 from functional_optim.remote.chain_groups import ChainGroups
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import gather_results

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from functional_optim.core.hyper import are_unchanged
-from functional_optim.frontends.torch_groups import options_of
+from functional_optim.engine.options import are_unchanged, options_of
 
 
 class VersionedOptions(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from functional_optim.core.checks import check_count
-from functional_optim.core.format import format_names, format_value
-from functional_optim.frontends.local_optimizer import as_groups
-from functional_optim.frontends.torch_groups import options_of
+from functional_optim.engine.messages import format_names, format_value
+from functional_optim.engine.options import options_of
+from functional_optim.engine.recipes import as_groups
+from functional_optim.engine.tensors import check_count
 from functional_optim.remote.worker import WorkerGroup
 
 

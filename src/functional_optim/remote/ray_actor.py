@@ -8,9 +8,8 @@ import torch
 from ray import cloudpickle
 from torch import Tensor
 
-from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
-from functional_optim.frontends.recipe import Recipe
-from functional_optim.frontends.torch_checkpoint import own_copy
+from functional_optim.engine.recipes import OpaqueRecipe, Recipe
+from functional_optim.engine.states import own_copy
 from functional_optim.remote import message
 from functional_optim.remote.futures import encode_error
 from functional_optim.remote.message import TensorPickler

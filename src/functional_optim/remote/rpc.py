@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import rpc
 
-from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
-from functional_optim.frontends.recipe import Recipe
+from functional_optim.engine.recipes import OpaqueRecipe, Recipe
 from functional_optim.remote import contexts
 from functional_optim.remote.errors import gather_results
 from functional_optim.remote.futures import Failure, encode_error, no_answer_error

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from functional_optim.frontends.checkpoint_names import match_by_name
-from functional_optim.frontends.torch_groups import options_of
+from functional_optim.engine.options import options_of
+from functional_optim.engine.states import match_by_name
 from functional_optim.remote.placement import PlacedGroup
 from functional_optim.remote.worker import WorkerGroup
 

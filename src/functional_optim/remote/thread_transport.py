@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
-from functional_optim.frontends.recipe import Recipe
+from functional_optim.engine.recipes import OpaqueRecipe, Recipe
 from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.versions import Lease, Versions, read_all
 from functional_optim.remote.worker import Exchange, WorkerGroup, WorkerLock, WorkerOptimizer

@@ -15,8 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.dlpack import from_dlpack, to_dlpack
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from functional_optim.plan.flat.layout import copy_with_strides
-from functional_optim.plan.flat.move_checks import immovable_reasons
+from functional_optim.engine.tensors import copy_with_strides, immovable_reasons
 
 
 class Lease:

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import values_of, version_of
-from functional_optim.core.links import has_gates
-from functional_optim.frontends import gradient_norms
-from functional_optim.frontends.local_optimizer import bind_recipe
-from functional_optim.frontends.loss_scale import check_and_unscale_
-from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
-from functional_optim.frontends.recipe import Recipe
-from functional_optim.frontends.torch_checkpoint import own_copy
-from functional_optim.frontends.torch_groups import options_of
+from functional_optim.engine.gradients import addends, check_and_unscale_, scale_
+from functional_optim.engine.options import options_of
+from functional_optim.engine.recipes import OpaqueRecipe, Recipe, bind_recipe
+from functional_optim.engine.stages import has_gates
+from functional_optim.engine.states import own_copy
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.options import MissingOptionsError, Sent, VersionedOptions
 from functional_optim.remote.snapshot import Reading
@@ -177,10 +174,10 @@ class WorkerOptimizer:
 
     def addends(self, source: Any, order: float) -> Tensor:
         """Return each gradient's addend to a norm."""
-        return gradient_norms.addends(self._exchange.gradients(source, self._params), order)
+        return addends(self._exchange.gradients(source, self._params), order)
 
     def scale_(self, source: Any, factor: float) -> None:
-        gradient_norms.scale_(self._exchange.gradients(source, self._params), factor)
+        scale_(self._exchange.gradients(source, self._params), factor)
 
     def unscale_(self, source: Any, scale: float) -> bool:
         """Divide gradients by a scale. Return True if some are not finite."""

@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_valid_context
-from functional_optim.core.aliasing import clone_aliased
-from functional_optim.core.checks import check_fit, check_grad
-from functional_optim.core.format import format_value
-from functional_optim.frontends import gradient_norms
-from functional_optim.frontends.loss_scale import check_and_unscale_
-from functional_optim.frontends.recipe import ComposedRecipe
-from functional_optim.frontends.torch_checkpoint import own_copy
-from functional_optim.kernels.totals import sum_in_order
+from functional_optim.engine.gradients import (
+    addends,
+    check_and_unscale_,
+    clip,
+    scale_,
+    sum_in_order,
+)
+from functional_optim.engine.messages import format_value
+from functional_optim.engine.recipes import ComposedRecipe
+from functional_optim.engine.states import own_copy
+from functional_optim.engine.tensors import check_fit, check_grad, clone_aliased
 from functional_optim.remote.chain_groups import ChainGroups
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import collect_results, gather_results, worker_error
@@ -37,8 +40,8 @@ Groups = Sequence[Mapping[str, Any]]
 
 
 _LOCAL: Mapping[str, Callable[[Any, float], Any]] = {
-    "addends": gradient_norms.addends,
-    "scale_": gradient_norms.scale_,
+    "addends": addends,
+    "scale_": scale_,
     "unscale_": check_and_unscale_,
 }
 """Operations on gradients in this process. Workers have methods with the same names."""
@@ -158,7 +161,7 @@ class Workers:
         self, sources: Sources, max_norm: float, norm_type: float, *, error_if_nonfinite: bool
     ) -> float:
         """Scale gradients to a joint norm of at most ``max_norm``. Return the norm before."""
-        return gradient_norms.clip(
+        return clip(
             lambda order: self._order_by_parameter(self.on_gradients("addends", sources, order)),
             lambda factor: self.on_gradients("scale_", sources, factor),
             max_norm,

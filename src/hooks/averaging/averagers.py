@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from functional_optim.core.dtensors import is_dtensor, to_local
-from functional_optim.core.dynamo import disable_compile
-from functional_optim.core.format import format_value
+from functional_optim.engine.calls import disable_compile
+from functional_optim.engine.messages import format_value
+from functional_optim.engine.tensors import is_dtensor, to_local
 from hooks.averaging.model_averager import (
     RANGE,
     InFlight,

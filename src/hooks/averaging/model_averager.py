@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.core.dtensors import is_dtensor
-from functional_optim.core.format import format_value
+from functional_optim.engine.messages import format_value
+from functional_optim.engine.tensors import is_dtensor
 from hooks.averaging.rank_means import PendingMean, has_mean
 
 RANGE = "functional_optim.average_parameters"

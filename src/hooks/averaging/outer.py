@@ -9,13 +9,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim import Optimizer, TorchOptimizer
-from functional_optim.core.chain import require_one_chain
-from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.dtensors import is_dtensor, to_local
-from functional_optim.core.dynamo import disable_compile
-from functional_optim.core.format import format_value
-from functional_optim.core.local_shards import can_step_shards, format_placements
-from functional_optim.kernels import is_measured
+from functional_optim.engine.calls import disable_compile
+from functional_optim.engine.messages import format_value
+from functional_optim.engine.stages import is_measured, refuse_closure, require_one_chain
+from functional_optim.engine.tensors import can_step_shards, format_placements, is_dtensor, to_local
 from hooks.averaging.compression import Compression
 from hooks.averaging.compression.checks import ENCODABLE_DTYPES
 from hooks.averaging.compression.error_feedback import with_error_feedback

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.utils.weak import WeakIdKeyDictionary
 
-from functional_optim.core.dynamo import disable_compile
+from functional_optim.engine.calls import disable_compile
 from hooks.averaging.bucket_history import BucketHistory
 from hooks.averaging.parameter_registry import ParameterRegistry
 from hooks.averaging.period_groups import machine_group

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import with_own_step_hooks
-from functional_optim.core.dynamo import disable_compile
-from functional_optim.core.format import format_value
-from functional_optim.frontends.loss_scale import Scaling
+from functional_optim.engine.calls import disable_compile
+from functional_optim.engine.gradients import Scaling
+from functional_optim.engine.messages import format_value
 from hooks.averaging.model_averager import ModelAverager, params_in
 from hooks.averaging.parameter_registry import HOOK_MEMORIES
 from hooks.averaging.post_local_sgd_hook import HOOK_STATES, load_hooks, save_hooks

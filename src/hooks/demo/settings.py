@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from functional_optim import cosine, warmup
-from functional_optim.core.hyper import Schedule
+from functional_optim.engine.options import Schedule
 
 PEAK_LEARNING_RATE = 3e-3
 

@@ -2,7 +2,7 @@
 
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim.core.format import format_names
+from functional_optim.engine.messages import format_names
 from hooks.buckets import reduced_parameters
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.groups import ranks_of

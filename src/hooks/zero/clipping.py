@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from functional_optim.frontends.gradient_norms import clip, scale_
-from functional_optim.frontends.loss_scale import check_and_unscale_, record_unscale
+from functional_optim.engine.gradients import check_and_unscale_, clip, record_unscale, scale_
 from sharding import ZeroRedundancyOptimizer
 
 

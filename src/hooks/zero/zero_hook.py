@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from functional_optim._torch import current_graph_task_id, is_joining
-from functional_optim.core.dynamo import disable_compile
+from functional_optim.engine.calls import disable_compile
 from hooks.buckets import reduced_parameters
 from hooks.communication import Communication
 from hooks.driver import BucketDriver

@@ -18,7 +18,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from functional_optim.frontends.recipe import StateDictForm
+from functional_optim.engine.recipes import StateDictForm
 
 MANIFEST = "checkpoint.json"
 FORMAT, VERSIONS = "sharding state", (1, 2)

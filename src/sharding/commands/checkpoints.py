@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.format import format_names
+from functional_optim.engine.messages import format_names
 from sharding.checkpoint.old_format import OldCheckpoint, is_old_checkpoint, read_old_checkpoint
 from sharding.zero.old_checkpoint import state_dict_of
 

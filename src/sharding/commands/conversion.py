@@ -10,11 +10,10 @@ from torch import nn
 
 from functional_optim import Optimizer, TorchOptimizer, as_functional_optim
 from functional_optim.commands.objects import load_object, optimizer_factory
-from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.format import format_names
-from functional_optim.core.state_reinit import starts_as_param
-from functional_optim.core.torch_state import has_begun
-from functional_optim.frontends.torch_arguments import is_optimizer_class
+from functional_optim.engine.messages import format_names
+from functional_optim.engine.recipes import is_optimizer_class
+from functional_optim.engine.stages import refuse_closure
+from functional_optim.engine.states import has_begun, starts_as_param
 from functional_optim.storage.conversion import plain_form
 from sharding.checkpoint.old_format import OldCheckpoint
 from sharding.commands.checkpoints import StateDict, names_in

@@ -11,8 +11,7 @@ from torch import Tensor
 from functional_optim import describe
 from functional_optim.commands.arguments import checked_argument, complete_algorithm
 from functional_optim.commands.objects import optimizer_factory, single_values
-from functional_optim.kernels import EXECUTORS
-from functional_optim.optimizer.explain import explain_chains
+from functional_optim.engine.stages import EXECUTORS, explain_chains
 from sharding.sources import read_source
 from sharding.spec import Specs
 from sharding.text import escape_text

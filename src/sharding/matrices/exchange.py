@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from functional_optim.core.dtensors import to_local
+from functional_optim.engine.tensors import to_local
 from sharding.matrices.shard_group import ShardGroup
 from sharding.transport.packed import Form, PackedTensors, begin_exchange, copy_pairs
 from sharding.transport.protocol import Range

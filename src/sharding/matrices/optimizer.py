@@ -6,17 +6,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from functional_optim.core.chain import require_gradients_alone
-from functional_optim.core.dtensors import is_dtensor, to_local, unshard_like
-from functional_optim.core.dynamo import disable_compile
-from functional_optim.core.links import has_gates
-from functional_optim.core.local_shards import local_gradient
-from functional_optim.frontends.group_chains import GroupChains
-from functional_optim.frontends.group_steps import CurrentGroups
-from functional_optim.frontends.torch_groups import params_of_groups, require_optimizer
-from functional_optim.frontends.torch_optimizer import TorchOptimizer
-from functional_optim.optimizer import Optimizer
-from functional_optim.plan.leaf_by_leaf import BetweenRuns, check_extra
+from functional_optim import Optimizer, TorchOptimizer
+from functional_optim.engine.calls import disable_compile
+from functional_optim.engine.groups import BetweenRuns, CurrentGroups, GroupChains, check_extra
+from functional_optim.engine.options import params_of_groups, require_optimizer
+from functional_optim.engine.stages import has_gates, require_gradients_alone
+from functional_optim.engine.tensors import is_dtensor, local_gradient, to_local, unshard_like
 from sharding.cost import Cost
 from sharding.matrices.agreement import Attempt, check_same_gradients, failed_ranks
 from sharding.matrices.exchange import OwnedMatrix, PendingRows

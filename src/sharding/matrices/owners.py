@@ -5,10 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.core.dtensors import to_local
-from functional_optim.core.local_shards import can_step_rows
-from functional_optim.core.stage import Stage
-from functional_optim.optimizer import Optimizer
+from functional_optim import Optimizer
+from functional_optim.engine.stages import Stage
+from functional_optim.engine.tensors import can_step_rows, to_local
 from sharding.cost import Cost, StepCost
 from sharding.matrices.agreement import Attempt
 from sharding.matrices.exchange import OwnedMatrix, RowExchange

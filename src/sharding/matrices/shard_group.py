@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.core.dtensors import is_dtensor, to_local
-from functional_optim.core.local_shards import format_placements
+from functional_optim.engine.tensors import format_placements, is_dtensor, to_local
 from sharding.transport.groups import GroupRank
 from sharding.transport.protocol import Range
 

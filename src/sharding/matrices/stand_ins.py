@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.dtensors import to_local
+from functional_optim.engine.tensors import to_local
 
 
 @dataclass(frozen=True, eq=False)

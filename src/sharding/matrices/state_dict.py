@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.core.dtensors import full_tensor, to_local
-from functional_optim.frontends.checkpoint_names import match_by_name
-from functional_optim.frontends.torch_groups import params_of_groups
+from functional_optim.engine.options import params_of_groups
+from functional_optim.engine.states import match_by_name
+from functional_optim.engine.tensors import full_tensor, to_local
 from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks, check_origin
 from sharding.matrices.owners import Owners
 from sharding.matrices.shard_group import is_cut

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from functional_optim.kernels import needs_total
-from functional_optim.optimizer import Optimizer
+from functional_optim import Optimizer
+from functional_optim.engine.stages import needs_total
 from sharding.matrices.agreement import Attempt
 from sharding.matrices.owners import Owners
 from sharding.transport.groups import device_of

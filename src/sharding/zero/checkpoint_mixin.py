@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from functional_optim.core.format import format_value
-from functional_optim.frontends.torch_checkpoint import with_group_steps
+from functional_optim.engine.messages import format_value
+from functional_optim.engine.states import with_group_steps
 from sharding.shard_plan import ShardPlan
 from sharding.zero.full_state_dict import gather_full_state
 from sharding.zero.old_checkpoint import read_state_dict

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from functional_optim.core.overrides import LeafChain
-from functional_optim.plan.leaf_by_leaf import view_leaf
-from functional_optim.plan.step_leaves import StepLeaf
+from functional_optim.engine.groups import LeafChain, StepLeaf
+from functional_optim.engine.states import view_leaf
 from sharding.ownership import Owner
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, Work

@@ -3,19 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from functional_optim.core.chain import require_gradients_alone
-from functional_optim.core.format import format_value
-from functional_optim.frontends.group_chains import GroupChains
-from functional_optim.frontends.group_parts import GroupPart
-from functional_optim.frontends.recipe import (
+from functional_optim.engine.groups import GroupChains, GroupPart
+from functional_optim.engine.messages import format_value
+from functional_optim.engine.options import require_options
+from functional_optim.engine.recipes import (
     ComposedRecipe,
     OptimizerRecipe,
     Recipe,
     class_of_functional,
     recipe_of,
 )
-from functional_optim.frontends.torch_groups import require_options
-from functional_optim.kernels import is_measured
+from functional_optim.engine.stages import is_measured, require_gradients_alone
 
 
 class GroupRecipes:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.kernels.totals import sum_in_order
+from functional_optim.engine.gradients import sum_in_order
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, make_transport
 from sharding.transport.groups import new_subgroup, ranks_of

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.state import LeafState
-from functional_optim.frontends.checkpoint_names import match_by_name
-from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
-from functional_optim.frontends.torch_checkpoint import DECOUPLED, own_copy, require_state_dict
-from functional_optim.frontends.torch_groups import missing_flags, options_of
+from functional_optim import LeafState
+from functional_optim.engine.options import missing_flags, options_of
+from functional_optim.engine.recipes import EXECUTION_OPTIONS
+from functional_optim.engine.states import DECOUPLED, match_by_name, own_copy, require_state_dict
 from functional_optim.storage.conversion import encode_entries
 from sharding.checkpoint.flat_ranges import elements_of, has_parts, whole_of
 from sharding.zero.local_shard import LocalShard

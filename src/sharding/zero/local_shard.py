@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.checks import check_grad
-from functional_optim.core.state import LeafState
-from functional_optim.core.state_init import init_leaf
-from functional_optim.core.torch_state import (
+from functional_optim import LeafState
+from functional_optim.engine.recipes import GroupChain
+from functional_optim.engine.states import (
     add_new_stages,
+    copy_states,
     entry_layout,
     from_entries,
+    init_leaf,
+    is_step_count,
+    leaf_states,
     to_entries,
 )
-from functional_optim.frontends.recipe import GroupChain
-from functional_optim.frontends.torch_entries import leaf_states
-from functional_optim.optimizer.bound_buffer import copy_states
-from functional_optim.plan.step_counts import is_step_count
+from functional_optim.engine.tensors import check_grad
 from sharding.ownership import OwnedRange
 
 

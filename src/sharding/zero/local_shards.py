@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.frontends import group_tensors
-from functional_optim.frontends.group_tensors import Group, StatesOf
-from functional_optim.frontends.recipe import ChainCache, GroupChain
-from functional_optim.plan.step_counts import stack_counts
+from functional_optim.engine.groups import Gradients as GradientsOf
+from functional_optim.engine.groups import Group, StatesOf
+from functional_optim.engine.recipes import ChainCache, GroupChain
+from functional_optim.engine.states import stack_counts
 from sharding.shard_plan import ShardPlan
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.local_shard import LocalShard
@@ -139,9 +139,7 @@ class LocalShards:
         known = shard.tensor.is_floating_point() or shard.tensor.is_complex()
         return self.recipes.whole.form.frozen and known
 
-    def match_ranges(
-        self, gradients: Gradients
-    ) -> tuple[tuple[LocalShard, ...], group_tensors.Gradients]:
+    def match_ranges(self, gradients: Gradients) -> tuple[tuple[LocalShard, ...], GradientsOf]:
         """Return the shards of ranges, and a function that returns the gradients of their tensors.
 
         Raise ValueError for a range that this rank does not own.

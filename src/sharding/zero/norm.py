@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from functional_optim.frontends.gradient_norms import addend, addends, clip, combine_addends, scale_
+from functional_optim.engine.gradients import addend, addends, clip, combine_addends, scale_
 from sharding.zero.groups import vector_at, vector_of
 from sharding.zero.local_shard import slice_gradient
 from sharding.zero.range_step_mixin import RangeStepMixin

@@ -5,7 +5,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from functional_optim.frontends.torch_checkpoint import with_group_steps
+from functional_optim.engine.states import with_group_steps
 from functional_optim.storage.conversion import decode_entries
 from sharding.checkpoint.old_format import OldCheckpoint, read_old_checkpoint
 from sharding.zero.state_layout import to_class_entries, with_class_step

@@ -10,14 +10,14 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim._torch import is_joining, step_without_global_hooks
-from functional_optim.core.dynamo import disable_compile
-from functional_optim.frontends.loss_scale import Scaling
-from functional_optim.frontends.torch_groups import (
+from functional_optim.engine.calls import disable_compile
+from functional_optim.engine.gradients import Scaling
+from functional_optim.engine.options import (
     common_options,
     copy_option_tensors,
+    guard_schedules,
     params_of_groups,
 )
-from functional_optim.frontends.torch_schedule import guard_schedules
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import GroupRank, global_rank, resolve_group

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.format import format_value
-from functional_optim.frontends.torch_groups import NOT_OPTIONS, options_of
+from functional_optim.engine.messages import format_value
+from functional_optim.engine.options import NOT_OPTIONS, options_of
 
 
 class OwnedGroup(MutableMapping[str, Any]):

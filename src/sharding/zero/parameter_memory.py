@@ -6,11 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from functional_optim.kernels.chunks import LARGE
-from functional_optim.plan.flat.buffer import difference
-from functional_optim.plan.flat.layout import FlatBuffer, FlatLayout
-from functional_optim.plan.flat.move_checks import is_dense
-from functional_optim.plan.guard import MemoryGuard, mark_changed
+from functional_optim.engine.tensors import (
+    LARGE,
+    FlatBuffer,
+    FlatLayout,
+    MemoryGuard,
+    difference,
+    is_dense,
+    mark_changed,
+)
 from sharding.shard_plan import ShardPlan
 
 

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.checks import check_param, check_writable
-from functional_optim.core.local_shards import check_no_dtensor
-from functional_optim.core.stage import Kind
+from functional_optim.engine.stages import Kind
+from functional_optim.engine.tensors import check_no_dtensor, check_param, check_writable
 from sharding.spec import ParameterSpec
 
 Groups = Sequence[Mapping[str, Any]]

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim import Optimizer
-from functional_optim.core.format import format_value
-from functional_optim.core.stage import Kind, block_size_of
-from functional_optim.core.state_init import check_dtype
+from functional_optim.engine.messages import format_value
+from functional_optim.engine.stages import Kind, block_size_of
+from functional_optim.engine.states import check_dtype
 from sharding.problem import Assignment, Policy, Problem
 from sharding.shard_plan import ShardPlan
 from sharding.shard_plan import plan as make_plan

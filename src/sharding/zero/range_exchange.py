@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from functional_optim.core.format import format_value
+from functional_optim.engine.messages import format_value
 from sharding.resharding import RangeCopy
 from sharding.transport.groups import GroupRank, backends_of, format_ranks, resolve_group
 from sharding.transport.packed import HEADER, Form, PackedTensors, begin_exchange, copy_pairs

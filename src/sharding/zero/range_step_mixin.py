@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.frontends.averaged_params import AveragedParams, Views
-from functional_optim.frontends.fixed_groups import FixedGroups
-from functional_optim.frontends.loss_scale import Scaling
+from functional_optim.engine.gradients import Scaling
+from functional_optim.engine.options import FixedGroups
+from functional_optim.engine.states import AveragedParams, Views
 from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, Work

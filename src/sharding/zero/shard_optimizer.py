@@ -9,16 +9,12 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import load_state_dict_hooks, with_own_step_hooks
-from functional_optim.core.checks import check_measured
-from functional_optim.core.dynamo import disable_compile
-from functional_optim.core.hyper import copy_tensors
-from functional_optim.core.interrupts import defer_interrupts
-from functional_optim.core.links import has_gates
-from functional_optim.frontends.group_tensors import Gradients
-from functional_optim.frontends.torch_groups import options_of, params_of_groups
-from functional_optim.kernels import needs_total
-from functional_optim.plan.guard import grads_of
-from functional_optim.plan.shared_numbers import shared_by_name
+from functional_optim.engine.calls import defer_interrupts, disable_compile
+from functional_optim.engine.groups import Gradients
+from functional_optim.engine.options import copy_tensors, options_of, params_of_groups
+from functional_optim.engine.stages import has_gates, needs_total
+from functional_optim.engine.states import shared_by_name
+from functional_optim.engine.tensors import check_measured, grads_of
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.owned_groups import OwnedGroup

@@ -6,12 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.stage import Link
-from functional_optim.frontends.group_chains import GroupChains
-from functional_optim.frontends.group_steps import CurrentGroups, GroupSteps
-from functional_optim.frontends.group_tensors import Gradients, Group
-from functional_optim.frontends.recipe import GroupChain
-from functional_optim.optimizer import Optimizer
+from functional_optim import Optimizer
+from functional_optim.engine.groups import CurrentGroups, Gradients, Group, GroupChains, GroupSteps
+from functional_optim.engine.recipes import GroupChain
+from functional_optim.engine.stages import Link
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.params import Groups

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.format import format_value
+from functional_optim.engine.messages import format_value
 
 
 class ShardState(MutableMapping[Tensor, dict[str, Any]]):

@@ -6,11 +6,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.stage import block_size_of
-from functional_optim.core.state_init import init_leaf
-from functional_optim.core.torch_state import starts_in_first_step, to_entries
-from functional_optim.frontends.recipe import GroupChain, StateDictForm
-from functional_optim.frontends.torch_checkpoint import torch_step
+from functional_optim.engine.recipes import GroupChain, StateDictForm
+from functional_optim.engine.stages import block_size_of
+from functional_optim.engine.states import init_leaf, starts_in_first_step, to_entries, torch_step
 from functional_optim.storage.conversion import (
     FieldTensors,
     PlainForm,

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributed.algorithms.join import JoinHook
 
-from functional_optim.frontends.loss_scale import Scaling
-from functional_optim.frontends.torch_groups import options_of
+from functional_optim.engine.gradients import Scaling
+from functional_optim.engine.options import options_of
 from sharding.ownership import OwnedRange
 from sharding.zero.collective import all_gather_bytes
 from sharding.zero.local_shard import slice_gradient

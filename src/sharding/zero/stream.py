@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.plan.flat.move_checks import is_dense
+from functional_optim.engine.tensors import is_dense
 from sharding.plan_json import dtype_name, find_dtype
 from sharding.transport import TransportError
 from sharding.transport.groups import GroupRank, format_ranks, has_messages

@@ -10,8 +10,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim.core.dynamo import disable_compile
-from functional_optim.core.format import format_value
+from functional_optim.engine.calls import disable_compile
+from functional_optim.engine.messages import format_value
 from hooks.averaging.bucket_history import BucketHistory
 from hooks.averaging.parameter_registry import HOOK_MEMORIES
 from hooks.group_lifetime import keep_group_alive

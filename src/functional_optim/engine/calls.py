@@ -1,0 +1,6 @@
+"""Calls that torch.compile does not trace, or that an interrupt does not divide."""
+
+from functional_optim.core.dynamo import disable_compile
+from functional_optim.core.interrupts import defer_interrupts
+
+__all__ = ["defer_interrupts", "disable_compile"]

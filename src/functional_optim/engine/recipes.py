@@ -1,0 +1,42 @@
+"""Optimizers as the caller named them: a chain, a constructor, or a class of torch.optim."""
+
+from functional_optim.frontends.local_optimizer import (
+    as_groups,
+    bind_recipe,
+    resolve_recipe,
+    warn_opaque,
+)
+from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
+from functional_optim.frontends.recipe import (
+    ChainCache,
+    ComposedRecipe,
+    GroupChain,
+    OptimizerRecipe,
+    Recipe,
+    StateDictForm,
+    class_of_functional,
+    recipe_of,
+    resolve_functional,
+)
+from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS, is_optimizer_class
+from functional_optim.optimizer.constructors import call_constructor
+
+__all__ = [
+    "EXECUTION_OPTIONS",
+    "ChainCache",
+    "ComposedRecipe",
+    "GroupChain",
+    "OpaqueRecipe",
+    "OptimizerRecipe",
+    "Recipe",
+    "StateDictForm",
+    "as_groups",
+    "bind_recipe",
+    "call_constructor",
+    "class_of_functional",
+    "is_optimizer_class",
+    "recipe_of",
+    "resolve_functional",
+    "resolve_recipe",
+    "warn_opaque",
+]

@@ -1,0 +1,56 @@
+"""State of parameters, and its form in torch's state dicts."""
+
+from functional_optim.core.state import state_tensors
+from functional_optim.core.state_init import check_dtype, init_leaf
+from functional_optim.core.state_reinit import starts_as_param
+from functional_optim.core.torch_state import (
+    add_new_stages,
+    entry_layout,
+    from_entries,
+    has_begun,
+    starts_in_first_step,
+    to_entries,
+)
+from functional_optim.frontends.averaged_params import AveragedParams, Views
+from functional_optim.frontends.checkpoint_names import match_by_name
+from functional_optim.frontends.torch_checkpoint import (
+    DECOUPLED,
+    own_copy,
+    require_state_dict,
+    torch_step,
+    with_group_steps,
+)
+from functional_optim.frontends.torch_entries import leaf_states
+from functional_optim.optimizer.bound_buffer import copy_states
+from functional_optim.plan.leaf_by_leaf import states_by_name, view_leaf
+from functional_optim.plan.shared_numbers import shared_by_name, with_common_hypers
+from functional_optim.plan.step_counts import is_step_count, stack_counts
+
+__all__ = [
+    "DECOUPLED",
+    "AveragedParams",
+    "Views",
+    "add_new_stages",
+    "check_dtype",
+    "copy_states",
+    "entry_layout",
+    "from_entries",
+    "has_begun",
+    "init_leaf",
+    "is_step_count",
+    "leaf_states",
+    "match_by_name",
+    "own_copy",
+    "require_state_dict",
+    "shared_by_name",
+    "stack_counts",
+    "starts_as_param",
+    "starts_in_first_step",
+    "state_tensors",
+    "states_by_name",
+    "to_entries",
+    "torch_step",
+    "view_leaf",
+    "with_common_hypers",
+    "with_group_steps",
+]
