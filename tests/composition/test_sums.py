@@ -13,6 +13,7 @@ from functional_optim import (
     chain,
     clip_by_global_norm,
     clip_by_value,
+    decoupled_weight_decay,
     if_any,
     labels,
     partition,
@@ -116,4 +117,19 @@ def test_a_stage_before_the_norm_may_change_the_gradients_of_some_leaves_only(
             grads = {name: normal(8, 4, seed=9 * step + k + 5) for k, name in enumerate("abcd")}
             own.update_(params, grads, state)
         found.append(params)
+    assert_same(*found)
+
+
+def test_totals_are_of_parameters_that_an_earlier_stage_has_changed() -> None:
+    optimizer = chain(decoupled_weight_decay(0.1), prodigy(d0=0.1))
+    found = []
+    for executor in ("auto", "reference"):
+        own = optimizer.using(executor=executor)
+        params = {name: normal(9, 5, seed=k) for k, name in enumerate("abcdef")}
+        state = own.init(params)
+        for step in range(8):
+            noise = normal(9, 5, seed=step)
+            grads = {name: one + 0.1 * noise for name, one in params.items()}
+            own.update_(params, grads, state)
+        found.append([params, state.shared])
     assert_same(*found)
