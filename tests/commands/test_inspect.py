@@ -79,6 +79,9 @@ def test_a_folder_of_the_old_format() -> None:
 def test_what_is_damaged_or_is_no_checkpoint_exits_with_1(tmp_path: Path) -> None:
     (tmp_path / "text.pt").write_text("hello")
     torch.save([3], tmp_path / "list.pt")
+    torch.save([torch.ones(5000)], tmp_path / "cut.pt")
+    whole = (tmp_path / "cut.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(whole[:-1])  # torch's reader then raises an OSError
     torch.save(model(), tmp_path / "module.pt")
     one = torch.optim.SGD(model().parameters()).state_dict()
     torch.save({"a": one, "b": one}, tmp_path / "two.pt")
@@ -88,6 +91,7 @@ def test_what_is_damaged_or_is_no_checkpoint_exits_with_1(tmp_path: Path) -> Non
     data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
     for name, arguments, message in (
         ("text.pt", (), "is not a file that torch.save wrote, or is damaged"),
+        ("cut.pt", (), "cut.pt is not a file that torch.save wrote, or is damaged"),
         ("list.pt", (), "has 0 optimizers' state dicts"),
         ("module.pt", (), "cannot be read without running code: it has torch.nn.modules"),
         ("two.pt", (), "there is one at 'a', 'b'; name one with --key"),

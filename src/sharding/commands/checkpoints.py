@@ -90,8 +90,11 @@ def read_file(path: Path, key: str | None = None) -> StateDict:
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # The reader of a truncated archive looks for its parts at positions that it does not have.
+        raise ValueError(f"{path} is not a file that torch.save wrote, or is damaged") from error
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         what = named[1] if named else "objects that are neither tensors nor plain values"
