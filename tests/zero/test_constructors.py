@@ -130,8 +130,11 @@ WHOLE = Rule(name="whole", hyper=Hyper, rule=halve, kind="per_matrix")
     ("given", "message"),
     [
         (lambda rate: sgd(2 * rate), r"the function .*<lambda>.*, but missing .* 'rate'"),
-        (lambda lr: clip_by_value(2 * lr), r"functional_optim\.Optimizer, .* made clip_by_value\("),
-        (lambda lr: None, "made None"),
+        (
+            lambda lr: clip_by_value(2 * lr),
+            r"return a functional_optim\.Optimizer .* returned clip_by_value\(",
+        ),
+        (lambda lr: None, "returned None"),
         (WHOLE, r"makes a link of a chain.*chain\(whole\(\*\*hyper\)\)"),
         (clip_by_value(1.0), r"got clip_by_value\(clip_value=1.0\)"),
     ],

@@ -34,7 +34,7 @@ class _Kind(NamedTuple):
     device: torch.device
     hypers: int
     large: bool
-    is_dense: bool
+    has_gaps: bool
 
 
 class ExplainedChain(NamedTuple):
@@ -130,7 +130,7 @@ def chain_lines(
     for leaf, own in leaves:
         if isinstance(leaf, Tensor):
             view = real_view(leaf.detach())
-            kind = _Kind(view.dtype, view.device, id(own), is_large(view), is_dense(view))
+            kind = _Kind(view.dtype, view.device, id(own), is_large(view), _has_gaps(view))
             found.setdefault(kind, []).append((view, own))
     joined: dict[_Kind, int] = {}
     for kind, members in found.items():
@@ -168,7 +168,7 @@ def _line(
         if kind.device.type == "cpu":
             like = partial(_element, stages, hypers, views[0], step)
         return f"{head}: {executor.explain_leaves(stages, name, like, joined)}"
-    if not kind.is_dense:
+    if kind.has_gaps:
         return f"{head}, one by one: reference; their memory has gaps"
     together = "each alone" if kind.large else "together"
     count = max(counts) if kind.large else sum(counts)
@@ -178,6 +178,11 @@ def _line(
     chunk = _chunk(stages, hypers, min(count, MAX_ELEMENTS), kind, step)
     listed = len(views) > 1 and by_chunks.may_list(stages, views[:1])
     return f"{head}, {together}: {by_chunks.explain(stages, chunk, listed=listed)}"
+
+
+def _has_gaps(param: Tensor) -> bool:
+    """Return True for a part of a larger tensor; False for a stand-in with one address."""
+    return not is_dense(param) and 0 not in param.stride()
 
 
 def explain_chunk(
