@@ -181,6 +181,25 @@ def test_every_configuration_is_torchs(cls: str) -> None:
                     assert all(same_bits(a, b) for a, (b, _) in zip(pure, ours, strict=True))
 
 
+def test_adafactor_bounds_an_estimate_by_the_square_of_eps() -> None:
+    """The estimates of these gradients are between the square of ``eps[0]`` and ``eps[0]``."""
+    ends = []
+    for ours in (False, True):
+        draws = torch.Generator().manual_seed(0)
+        params = [nn.Parameter(torch.randn(shape, generator=draws)) for shape in ((5, 3), (4,))]
+        options: dict[str, Any] = {"lr": 0.1, "eps": (1e-5, 1e-3)}
+        optimizer: Any = torch.optim.Adafactor(params, **options, foreach=False)
+        if ours:
+            made = as_functional_optim(torch.optim.Adafactor, **options)
+            optimizer = TorchOptimizer(params, made)
+        for _ in range(3):
+            for param in params:
+                param.grad = 1e-4 * torch.randn(param.shape, generator=draws)
+            optimizer.step()
+        ends.append(params)
+    assert all(map(same_bits, *ends))
+
+
 def test_torch_contradicts_itself_where_it_adds_complex_numbers() -> None:
     """Each class that multiplies complex numbers differs from itself on the real view.
 
