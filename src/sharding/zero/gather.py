@@ -73,7 +73,7 @@ def start_gather(
     """Functions that wait for direct messages."""
     under_way: deque[Callable[[], object]] = deque()
     """Functions that wait for coalesced messages."""
-    left: deque[Message] = deque()
+    left: deque[ElementMessage] = deque()
     for message in messages:
         if message.places:
             left.append(message)
