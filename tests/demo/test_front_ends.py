@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hooks.demo import text
 from hooks.demo.front_ends import FRONT_ENDS, LocalSGD, StepHook, TorchAdamW, ZeroStepHook
 from hooks.demo.model import Decoder
-from hooks.demo.run import ComparedRun, HyperParameters, Run, compare, tensor_bytes
+from hooks.demo.run import ComparedRun, DemoRun, HyperParameters, compare, tensor_bytes
 from hooks.demo.settings import Settings
 
 
@@ -26,7 +26,7 @@ def batches(count: int, tokens: int, context: int) -> Iterator[text.Batch]:
 
 @pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("tried", [StepHook, ZeroStepHook, partial(LocalSGD, period=2)])
-def test_it_gives_what_torch_gives_to_the_last_bit(tried: Callable[..., Run]) -> None:
+def test_it_gives_what_torch_gives_to_the_last_bit(tried: Callable[..., DemoRun]) -> None:
     hyper = HyperParameters(Settings(steps=12).learning_rate)
     runs = []
     for make in (tried, TorchAdamW):
@@ -48,7 +48,7 @@ def test_it_gives_what_torch_gives_to_the_last_bit(tried: Callable[..., Run]) ->
     assert 8 * len(begin) <= by_torch.state_bytes() <= 8 * len(begin) + 1000
 
 
-class _CountBuckets(Run):
+class _CountBuckets(DemoRun):
     """Front-end that only records the index of each bucket."""
 
     def __init__(self, spec: ComparedRun, model: nn.Module) -> None:

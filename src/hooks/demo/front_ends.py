@@ -19,11 +19,11 @@ from hooks import (
     step_hook,
     zero_step_hook,
 )
-from hooks.demo.run import ComparedRun, HyperParameters, Run, state_bytes, tensor_bytes
+from hooks.demo.run import ComparedRun, DemoRun, HyperParameters, state_bytes, tensor_bytes
 from sharding import ZeroRedundancyOptimizer
 
 
-class StepHook(Run):
+class StepHook(DemoRun):
     """AdamW of functional_optim, which steps each bucket during DDP's backward."""
 
     def __init__(self, spec: ComparedRun, model: nn.Module, hyper: HyperParameters) -> None:
@@ -38,7 +38,7 @@ class StepHook(Run):
         return tensor_bytes(leaf for leaf in leaves if isinstance(leaf, Tensor))
 
 
-class TorchAdamW(Run):
+class TorchAdamW(DemoRun):
     """torch.optim.AdamW after backward, with a scheduler."""
 
     def __init__(
@@ -72,7 +72,7 @@ class TorchAdamW(Run):
         return state_bytes(self._optimizer)
 
 
-class ZeroStepHook(Run):
+class ZeroStepHook(DemoRun):
     """AdamW with sharded state, stepped during backward.
 
     Each gradient is reduced to the rank that owns it, and parameters are gathered from their
@@ -101,7 +101,7 @@ class ZeroStepHook(Run):
         return state_bytes(self._zero.optim)
 
 
-class LocalSGD(Run):
+class LocalSGD(DemoRun):
     """AdamW on each rank's own gradients, with a mean of parameters every ``period`` steps."""
 
     def __init__(
@@ -134,7 +134,7 @@ class LocalSGD(Run):
         return reduced * min(steps, WARMUP) + self._averager.bytes_sent
 
 
-def _ddp(run: Run) -> DistributedDataParallel:
+def _ddp(run: DemoRun) -> DistributedDataParallel:
     assert isinstance(run.model, DistributedDataParallel), "the run is under DDP"
     return run.model
 

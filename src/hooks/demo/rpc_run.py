@@ -13,14 +13,14 @@ from functional_optim import DistributedOptimizer
 from hooks.demo import text
 from hooks.demo.model import mean_loss
 from hooks.demo.result import Difference, WorkerResult
-from hooks.demo.run import ComparedRun, HyperParameters, Run, tensor_bytes
+from hooks.demo.run import ComparedRun, DemoRun, HyperParameters, tensor_bytes
 from sharding import plan
 
 ONE_RANK = Difference(same_bits=True, largest=0.0)
 """Difference from rank 0, for a process that trains alone."""
 
 
-class WorkerRun(Run):
+class WorkerRun(DemoRun):
     """DistributedOptimizer with the same options, with parameters on workers by a shard plan.
 
     This process keeps only the model's shapes. Each step reads a snapshot, and sends gradients.

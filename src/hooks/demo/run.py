@@ -35,7 +35,7 @@ class ComparedRun(NamedTuple):
     """A letter, for tables."""
     title: str
     """The optimizer, for tables."""
-    build: Callable[..., "Run"]
+    build: Callable[..., "DemoRun"]
     """Builds the run from (spec, model, hyper)."""
     exact: bool
     """True if the run must equal the first bit for bit: equal sums in equal order."""
@@ -45,7 +45,7 @@ class ComparedRun(NamedTuple):
     """Why the run is not exact."""
 
 
-class Run(ABC):
+class DemoRun(ABC):
     """Model of this process, a way to step it, and its curves so far.
 
     To add a front-end, derive from this class, and add its runs to
@@ -134,7 +134,7 @@ class Run(ABC):
     def flat_parameters(self) -> Tensor:
         return torch.cat([param.detach().reshape(-1) for param in self.parameters()])
 
-    def result(self, first: "Run") -> RunResult:
+    def result(self, first: "DemoRun") -> RunResult:
         """Return the result of this rank, compared with the first run. Collective."""
         return RunResult(
             name=self.spec.name,

@@ -22,7 +22,7 @@ from hooks.demo.processes import rpc_process
 from hooks.demo.progress import Progress
 from hooks.demo.result import RankResult
 from hooks.demo.rpc_run import WorkerRun
-from hooks.demo.run import ComparedRun, HyperParameters, Run
+from hooks.demo.run import ComparedRun, DemoRun, HyperParameters
 from hooks.demo.settings import RPC, Settings
 
 SAMPLE_PROMPT = "The "
@@ -48,7 +48,9 @@ def train_and_compare(settings: Settings, specs: Sequence[ComparedRun], rank: in
     )
 
 
-def train_runs(settings: Settings, runs: Sequence[Run], context: int, rank: int) -> torch.Generator:
+def train_runs(
+    settings: Settings, runs: Sequence[DemoRun], context: int, rank: int
+) -> torch.Generator:
     """Train all runs on the same batches, which differ between ranks. Rank 0 shows the progress.
 
     Returns:

@@ -11,7 +11,7 @@ from torch import Tensor
 from hooks.buckets import BucketPosition, gradient_views
 from sharding import Owner, ShardPlan
 from sharding.transport import Transport
-from sharding.zero.coalescing import Message, plan_messages
+from sharding.zero.coalescing import ElementMessage, plan_messages
 from sharding.zero.local_shards import Gradients
 
 
@@ -72,7 +72,7 @@ class ZeroBucket:
         )
 
     @cached_property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> tuple[ElementMessage, ...]:
         """Return the messages that send gradients to their owners, in the first replica."""
         owners = [
             Owner(ranks, one.offset + one.factor * a, one.offset + one.factor * b)

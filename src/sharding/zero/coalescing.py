@@ -26,7 +26,7 @@ OwnedTensor = tuple[Tensor, int]
 """Tensor that one rank owns as a whole, and the rank."""
 
 
-class Message(NamedTuple):
+class ElementMessage(NamedTuple):
     """Runs of elements that one collective transfers, ordered by owner."""
 
     views: tuple[Tensor, ...]
@@ -85,7 +85,7 @@ class Message(NamedTuple):
 
 def plan_messages(
     flats: Iterable[tuple[Tensor, Sequence[Owner]]], small: Iterable[OwnedTensor], size: int
-) -> tuple[Message, ...]:
+) -> tuple[ElementMessage, ...]:
     """Return the messages that transfer some tensors, direct ones first.
 
     Args:
@@ -96,12 +96,12 @@ def plan_messages(
     """
     if size == 1:
         return ()
-    direct: list[Message] = []
+    direct: list[ElementMessage] = []
     alike: dict[tuple[torch.dtype, torch.device], list[OwnedTensor]] = {}
     left = list(small)
     for flat, owners in flats:
         rounds, rest = _plan_rounds(owners, size)
-        direct += [Message((flat,), ranges) for ranges in rounds]
+        direct += [ElementMessage((flat,), ranges) for ranges in rounds]
         left += [(flat[start:stop], rank) for rank, (start, stop) in rest]
     for tensor, rank in left:
         if tensor.numel():
@@ -152,7 +152,7 @@ def _split_by_size(alike: Sequence[OwnedTensor]) -> list[list[OwnedTensor]]:
     return found
 
 
-def _coalesce(parts: Sequence[OwnedTensor], size: int) -> Message:
+def _coalesce(parts: Sequence[OwnedTensor], size: int) -> ElementMessage:
     ordered = sorted(parts, key=lambda one: one[1])  # stable: of one rank, in the order given
     views = [_flat(tensor) for tensor, _ in ordered]
     lengths = [view.numel() for view in views]
@@ -163,7 +163,7 @@ def _coalesce(parts: Sequence[OwnedTensor], size: int) -> Message:
     places = tuple(slice(start, stop) for start, stop in _consecutive_ranges(counts))
     ranges = _consecutive_ranges(elements)
     shaped = tuple(place for place, view in enumerate(views) if view.dim() != 1)
-    return Message(tuple(views), ranges, places, tuple(lengths), shaped)
+    return ElementMessage(tuple(views), ranges, places, tuple(lengths), shaped)
 
 
 def _consecutive_ranges(counts: Sequence[int]) -> tuple[Range, ...]:

@@ -17,7 +17,7 @@ from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, Work
 from sharding.transport.work import PendingWork
 from sharding.zero import coalescing
-from sharding.zero.coalescing import Message, OwnedTensor
+from sharding.zero.coalescing import ElementMessage, OwnedTensor
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
@@ -29,7 +29,7 @@ IN_FLIGHT = 4
 
 def plan_gather(
     memory: ParameterMemory, plan: ShardPlan, paths: Iterable[str], size: int | None = None
-) -> tuple[Message, ...]:
+) -> tuple[ElementMessage, ...]:
     """Return the messages that gather parameters, in a group of ``size``; by default, a replica."""
     in_buffers: dict[int, list[Owner]] = {}
     flats: list[tuple[Tensor, Sequence[Owner]]] = []
@@ -52,7 +52,7 @@ def plan_gather(
 
 def start_gather(
     memory: ParameterMemory,
-    messages: Sequence[Message],
+    messages: Sequence[ElementMessage],
     paths: Sequence[str],
     transports: Mapping[torch.device, Transport],
     in_flight: int | None = IN_FLIGHT,
@@ -73,7 +73,7 @@ def start_gather(
     """Functions that wait for direct messages."""
     under_way: deque[Callable[[], object]] = deque()
     """Functions that wait for coalesced messages."""
-    left: deque[Message] = deque()
+    left: deque[ElementMessage] = deque()
     for message in messages:
         if message.places:
             left.append(message)

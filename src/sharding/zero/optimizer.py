@@ -22,7 +22,7 @@ from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import GroupRank, global_rank, resolve_group
 from sharding.zero.checkpoint_mixin import CheckpointMixin, write_states
-from sharding.zero.coalescing import Message
+from sharding.zero.coalescing import ElementMessage
 from sharding.zero.group_recipes import GroupRecipes, build_zero_recipe
 from sharding.zero.groups import Transports, shard_group
 from sharding.zero.load import load
@@ -151,7 +151,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         self._transports = self._sum_transports
         if self.plan.replicas > 1:
             self._transports = Transports(shard_group(self.process_group, self.plan))
-        self._messages: dict[tuple[tuple[str, ...], int], tuple[Message, ...]] = {}
+        self._messages: dict[tuple[tuple[str, ...], int], tuple[ElementMessage, ...]] = {}
         self._local: ShardOptimizer | None = None
         if self._recipes is not None:
             shards = LocalShards(self._recipes, self._memory, self.plan, self.rank)

@@ -16,7 +16,7 @@ from functional_optim.engine.states import AveragedParams, Views
 from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, Work
-from sharding.zero.coalescing import Message
+from sharding.zero.coalescing import ElementMessage
 from sharding.zero.gather import gather_views, plan_gather, start_gather
 from sharding.zero.groups import Transports, sum_over_ranks, sum_vector, vector_of
 from sharding.zero.local_shards import Gradients, LocalShards
@@ -42,7 +42,7 @@ class RangeStepMixin(AveragedParams):
     _memory: ParameterMemory
     _fixed_groups: FixedGroups
     _local: ShardOptimizer | None
-    _messages: dict[tuple[tuple[str, ...], int], tuple[Message, ...]]
+    _messages: dict[tuple[tuple[str, ...], int], tuple[ElementMessage, ...]]
     _transports: Transports
     """Over the ranks of one replica."""
     _sum_transports: Transports
@@ -210,7 +210,7 @@ class RangeStepMixin(AveragedParams):
         transports = {self.params[paths[0]].device: transport}
         return start_gather(self._memory, messages, (), transports, in_flight=None)
 
-    def _messages_of(self, paths: tuple[str, ...], size: int) -> tuple[Message, ...]:
+    def _messages_of(self, paths: tuple[str, ...], size: int) -> tuple[ElementMessage, ...]:
         """Return the messages that gather parameters, for their current memory."""
         self._find_memory(paths)
         found = self._messages.get((paths, size))

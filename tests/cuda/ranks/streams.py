@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hooks.averaging.rank_means import RankMeans
 from sharding.transport import NcclTransport
-from sharding.zero.coalescing import Message
+from sharding.zero.coalescing import ElementMessage
 from tests.zero_hooks.cases import CASES
 from tests.zero_hooks.runs import Run, compare
 
@@ -47,7 +47,7 @@ def late_streams(seed: int) -> Iterator[None]:
         for owner, name in (
             (NcclTransport, "reduce_scatter"),
             (NcclTransport, "all_gather"),
-            (Message, "allocate_buffer"),
+            (ElementMessage, "allocate_buffer"),
         ):
             found = getattr(owner, name)
             late = _late(chance, found)
