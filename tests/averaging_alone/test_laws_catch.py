@@ -178,7 +178,7 @@ def test_the_example_is_small() -> None:
 
 
 def test_laws_that_cannot_be_tried_are_named() -> None:
-    with pytest.raises(ValueError, match="no law 'none'; there are 'storages stay'"):
+    with pytest.raises(ValueError, match="no law 'none'; use one of 'storages stay'"):
         check_averager(Plain, laws=["none"])
     with pytest.raises(ValueError, match="'mean of float64' needs due and mean"):
         check_averager(Plain, laws=["mean of float64"])

@@ -135,7 +135,7 @@ def test_it_is_stored_like_any_stage() -> None:
 
 def test_behind_a_sum_it_cannot_be_stored() -> None:
     careful = chain(clip_by_global_norm(1.0), trace(0.9), cautious(), descend(0.1))
-    with pytest.raises(ValueError, match=r"cautious takes the gradient .* clip_by_global_norm"):
+    with pytest.raises(ValueError, match=r"cautious reads the gradient .* clip_by_global_norm"):
         stored(careful, state="bfloat16")
     first = chain(trace(0.9), cautious(), clip_by_global_norm(1.0), descend(0.1))
     start, grad = noise(0, 30, dtype=torch.float32), noise(1, 30, dtype=torch.float32)

@@ -60,7 +60,9 @@ def test_without_a_declaration_each_other_value_asks_init() -> None:
 
 
 def test_a_declaration_names_hyper_parameters() -> None:
-    with pytest.raises(ValueError, match=r"state_depends_on names .* 'nesterov' is none"):
+    with pytest.raises(
+        ValueError, match=r"state_depends_on must name hyper-parameters, got 'nesterov'"
+    ):
         rule(by_name, [], ("nesterov",))
 
 

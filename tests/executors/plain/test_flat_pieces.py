@@ -43,7 +43,9 @@ def rule_of(read: Callable[[Tensor, Tensor], Any]) -> Callable[..., Any]:
 
 
 def require_refused(step: Callable[[], object], name: str) -> None:
-    with pytest.raises(NotPointwiseError, match=rf"({name}|chain) says .*'per_matrix'") as caught:
+    with pytest.raises(
+        NotPointwiseError, match=rf"({name}|chain) declares .*'per_matrix'"
+    ) as caught:
         step()
     assert "override" in str(caught.value)
 
