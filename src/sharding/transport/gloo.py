@@ -7,10 +7,12 @@ to 1.3 times as long, most if they overlap with computation. A reduce_scatter an
 together send exactly the bytes of an all-reduce.
 """
 
+import atexit
 import itertools
+import time
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch.distributed as dist
 from torch import Tensor
@@ -33,6 +35,20 @@ from sharding.transport.messages import (
 from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.work import PendingWork, StreamEvent
+
+REST = 0.1
+"""Seconds that the end of a program waits for gloo's threads."""
+
+
+@cache
+def _wait_at_exit() -> None:
+    """Let the end of the program wait until gloo's threads have freed their last tensors.
+
+    A thread of gloo holds the tensors of an operation for a moment after the operation is done. To
+    free a tensor that Python has dropped, the thread needs Python's lock. If it asks for the lock
+    while Python finalizes, the process aborts ("terminate called without an active exception").
+    """
+    atexit.register(time.sleep, REST)
 
 
 class GlooTransport:
@@ -77,6 +93,7 @@ class GlooTransport:
         self.scratch = ScratchPool()
         """Memory for received terms."""
         self._in_flight = in_flight
+        _wait_at_exit()
         self._reducing: deque[PendingWork] = deque()
         self._gathering: deque[PendingWork] = deque()
         self._failed: list[list[PartMessage]] = []
