@@ -20,6 +20,8 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.frontends.local_optimizer import local_optimizer
+from functional_optim.frontends.torch_checkpoint import DECOUPLED
+from functional_optim.frontends.torch_entries import check_same_decay
 from tests.choices import case, each
 
 from .support import (
@@ -137,6 +139,17 @@ def test_a_checkpoint_of_another_class_is_a_value_error(optimizer: Optimizer, to
         ours.load_state_dict(other.state_dict())
     assert repr(ours.state_dict()) == before
     run(ours, 5)
+
+
+@each(key=["weight_decay", "adam.weight_decay"])
+def test_another_weight_decay_is_found_under_each_name(key: str) -> None:
+    stages = rmsprop(0.1).stages
+    group = {"params": [], key: 0.1, DECOUPLED: True}
+    with pytest.raises(ValueError, match="decoupled weight decay, the chain has not"):
+        check_same_decay(stages, group)
+    without = {"params": [], key: 0.0, DECOUPLED: True}
+    check_same_decay(stages, without)
+    assert without == {"params": [], key: 0.0}, "the option is torch's, not ours"
 
 
 def emptied(saved: dict[str, Any]) -> None:

@@ -109,6 +109,20 @@ def decouples(stages: Sequence[Stage]) -> bool:
     return any(stage.name == DECOUPLED for stage in plain_stages(stages))
 
 
+def has_other_decay(stages: Sequence[Stage], group: Mapping[str, Any]) -> bool:
+    """Return True if torch's option in a group asks for another weight decay than the chain has.
+
+    Args:
+        stages: of the group's chain; empty if its parameters are frozen.
+        group: a parameter group. Any option named ``weight_decay`` counts, also with the name of
+            its part (``"adam.weight_decay"``). While all are 0, the answer is False.
+    """
+    here = decouples(stages)
+    if not stages or bool(group.get(DECOUPLED, here)) == here:
+        return False
+    return any(bool(value != 0.0) for key, value in group.items() if _is_weight_decay(key))
+
+
 def require_same_decay(stages: Sequence[Stage], group: Mapping[str, Any]) -> None:
     """Raise ValueError if a group has torch's option for another weight decay than the chain.
 
@@ -119,10 +133,8 @@ def require_same_decay(stages: Sequence[Stage], group: Mapping[str, Any]) -> Non
         stages: of the group's chain; empty if its parameters are frozen.
         group: a parameter group, with the options of the caller.
     """
-    here = decouples(stages)
-    if not stages or bool(group.get(DECOUPLED, here)) == here:
-        return
-    if any(bool(value != 0.0) for key, value in group.items() if _is_weight_decay(key)):
+    if has_other_decay(stages, group):
+        here = decouples(stages)
         raise ValueError(
             f"a parameter group has {DECOUPLED}={group[DECOUPLED]!r}, but the chain decides the "
             f"kind of weight decay, and this chain has {'the' if here else 'no'} stage "

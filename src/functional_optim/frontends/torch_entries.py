@@ -26,7 +26,7 @@ from functional_optim.frontends.torch_checkpoint import (
     DECOUPLED,
     checkpoint_entries,
     decay_options,
-    decouples,
+    has_other_decay,
     is_called_by,
     with_group_steps,
 )
@@ -320,9 +320,9 @@ def check_same_decay(stages: Sequence[Stage], group: dict[str, Any]) -> None:
     Raises:
         ValueError: weight decay is decoupled in only one of checkpoint and chain.
     """
-    here = decouples(stages)
-    decoupled = group.pop(DECOUPLED, here)
-    if bool(decoupled) != here and group.get("weight_decay", 0.0) != 0.0:
+    differs = has_other_decay(stages, group)
+    decoupled = group.pop(DECOUPLED, None)
+    if differs:
         raise ValueError(
             f"this checkpoint has {'decoupled' if decoupled else 'coupled'} weight decay, the "
             f"chain has not: {', '.join(stage.name for stage in stages)}"
