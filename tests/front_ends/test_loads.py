@@ -11,6 +11,7 @@ from functional_optim import (
     Optimizer,
     TorchOptimizer,
     accumulate,
+    adam,
     adamw,
     chain,
     lookahead,
@@ -18,10 +19,9 @@ from functional_optim import (
     rmsprop,
     schedule_free_adamw,
     sgd,
+    weight_decay,
 )
 from functional_optim.frontends.local_optimizer import local_optimizer
-from functional_optim.frontends.torch_checkpoint import DECOUPLED
-from functional_optim.frontends.torch_entries import check_same_decay
 from tests.choices import case, each
 
 from .support import (
@@ -141,15 +141,20 @@ def test_a_checkpoint_of_another_class_is_a_value_error(optimizer: Optimizer, to
     run(ours, 5)
 
 
-@each(key=["weight_decay", "adam.weight_decay"])
-def test_another_weight_decay_is_found_under_each_name(key: str) -> None:
-    stages = rmsprop(0.1).stages
-    group = {"params": [], key: 0.1, DECOUPLED: True}
-    with pytest.raises(ValueError, match="decoupled weight decay, the chain has not"):
-        check_same_decay(stages, group)
-    without = {"params": [], key: 0.0, DECOUPLED: True}
-    check_same_decay(stages, without)
-    assert without == {"params": [], key: 0.0}, "the option is torch's, not ours"
+@each(decay=[0.0, 0.1])
+def test_another_weight_decay_is_found_in_options_with_names_of_parts(decay: float) -> None:
+    ours = started(chain(weight_decay(decay), adam(0.1, weight_decay=decay)))
+    saved = copy.deepcopy(ours.state_dict())
+    for group in saved["param_groups"]:
+        assert "weight_decay" not in group
+        group["decoupled_weight_decay"] = True
+    if decay:
+        with pytest.raises(ValueError, match="decoupled weight decay, the chain has not"):
+            ours.load_state_dict(saved)
+    else:
+        ours.load_state_dict(saved)
+    assert "decoupled_weight_decay" not in ours.param_groups[0]
+    run(ours, 5)
 
 
 def emptied(saved: dict[str, Any]) -> None:

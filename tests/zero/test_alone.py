@@ -12,10 +12,13 @@ from torch import nn
 from torch.distributed.algorithms.join import Joinable
 
 from functional_optim import (
+    adam,
     adamw,
+    chain,
     muon,
     register_functional_optim,
     sgd,
+    weight_decay,
 )
 from functional_optim.frontends.registry import _REGISTERED
 from sharding import MatrixBlocks, ParameterSpec, ZeroRedundancyOptimizer, plan, specs_of
@@ -197,6 +200,23 @@ def test_options_beside_an_optimizer_are_its_hyperparameters() -> None:
     assert zero.param_groups[0]["lr"] == 0.25
     with pytest.raises(TypeError, match="no hyper-parameter"):
         ZeroRedundancyOptimizer(params(), adamw(), rate=0.25)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_another_weight_decay_of_a_state_dict_is_refused(decay: float) -> None:
+    given = params()
+    zero = ZeroRedundancyOptimizer(given, chain(weight_decay(decay), adam(weight_decay=decay)))
+    step(zero, 1.0)
+    zero.consolidate_state_dict()
+    saved = zero.state_dict()
+    assert "weight_decay" not in saved["param_groups"][0]
+    saved["param_groups"][0]["decoupled_weight_decay"] = True
+    if decay:
+        with pytest.raises(ValueError, match="the state dict has decoupled weight decay"):
+            zero.load_state_dict(saved)
+    else:
+        zero.load_state_dict(saved)
+    assert "decoupled_weight_decay" not in zero.param_groups[0]
 
 
 def test_something_else_is_refused() -> None:

@@ -15,6 +15,7 @@ from functional_optim.frontends.averaged_params import AveragedParams, Views
 from functional_optim.frontends.checkpoint_names import match_by_name
 from functional_optim.frontends.torch_checkpoint import (
     DECOUPLED,
+    has_other_decay,
     own_copy,
     require_state_dict,
     torch_step,
@@ -36,6 +37,7 @@ __all__ = [
     "entry_layout",
     "from_entries",
     "has_begun",
+    "has_other_decay",
     "init_leaf",
     "is_step_count",
     "leaf_states",

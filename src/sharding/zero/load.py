@@ -10,7 +10,13 @@ from torch import Tensor
 from functional_optim import LeafState
 from functional_optim.engine.options import missing_flags, options_of
 from functional_optim.engine.recipes import EXECUTION_OPTIONS
-from functional_optim.engine.states import DECOUPLED, match_by_name, own_copy, require_state_dict
+from functional_optim.engine.states import (
+    DECOUPLED,
+    has_other_decay,
+    match_by_name,
+    own_copy,
+    require_state_dict,
+)
 from functional_optim.storage.conversion import encode_entries
 from sharding.checkpoint.flat_ranges import elements_of, has_parts, whole_of
 from sharding.zero.local_shard import LocalShard
@@ -89,15 +95,15 @@ def _build_groups(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> list[d
 def _with_options(zero: RangeStepMixin, number: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a group with saved options. Raise ValueError if they decay weights in another way."""
     group = zero.param_groups[number]
-    key, taken = DECOUPLED, dict(options)
-    decays = options.get("weight_decay", group.get("weight_decay"))
-    if key not in group and zero.shards is not None:
-        here = bool(zero.shards.recipes.of(number).form.options.get(key, False))
-        told = bool(taken.pop(key, here))
-        if told != here and decays:
+    taken = dict(options)
+    if DECOUPLED not in group and zero.shards is not None:
+        optimizer = zero.shards.recipes.of(number).optimizer
+        differs = has_other_decay(optimizer.stages, {**group, **options})
+        told = taken.pop(DECOUPLED, None)
+        if differs:
             raise ValueError(
                 f"the state dict has {'decoupled' if told else 'coupled'} weight decay "
-                f"({key}={told}), this chain has not: {zero.shards.recipes.of(number).optimizer}"
+                f"({DECOUPLED}={told}), this chain has not: {optimizer}"
             )
     return {**group, **missing_flags(options, group), **taken}
 
