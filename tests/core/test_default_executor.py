@@ -77,18 +77,28 @@ DOORS: dict[str, Callable[[Optimizer], Tree]] = {
 
 @pytest.fixture
 def by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record each chunk that a kernel steps."""
+    """Record each chunk, and each table of leaves, that a kernel steps.
+
+    Leaves are stepped by a table once their kernel is compiled, which an earlier test may have
+    caused.
+    """
     found: list[str] = []
-    before = KernelExecutor.bind_chunk
+    bind_chunk, bind_table = KernelExecutor.bind_chunk, KernelExecutor.bind_table
 
     def noted(self: KernelExecutor, stages: Sequence[Any], chunk: Any, totals: Any) -> Any:
         found.append(chunk.name)
-        return before(self, stages, chunk, totals)
+        return bind_chunk(self, stages, chunk, totals)
+
+    def noted_table(self: KernelExecutor, stages: Sequence[Any], like: Any, elements: int) -> Any:
+        bound = bind_table(self, stages, like, elements)
+        if bound is not None:
+            found.append(like.name)
+        return bound
 
     monkeypatch.setattr(KernelExecutor, "bind_chunk", noted)
+    monkeypatch.setattr(KernelExecutor, "bind_table", noted_table)
     monkeypatch.setattr(chunks, "LARGE", 1)  # smaller leaves would step in lists
-    for plans in (tree_steps,):  # known plans have kernels already
-        monkeypatch.setattr(plans, "_PLANS", [])
+    monkeypatch.setattr(tree_steps, "_PLANS", [])  # known plans have kernels already
     return found
 
 
@@ -99,6 +109,7 @@ def test_kernels_step_in_every_door_unless_told_otherwise(by_kernels: list[str])
     for name, door in DOORS.items():
         with case(door=name):
             by_kernels.clear()
+            tree_steps._PLANS.clear()  # the plan of another door has kernels already
             assert_same(door(adamw(0.1)), want)
             assert by_kernels
             by_kernels.clear()
@@ -112,6 +123,7 @@ def test_the_reference_steps_composed_optimizers_leaf_by_leaf(by_kernels: list[s
     for name in ("update", "update_", "TorchOptimizer"):
         with case(door=name):
             by_kernels.clear()
+            tree_steps._PLANS.clear()
             DOORS[name](optimizer)
             assert by_kernels
             by_kernels.clear()
