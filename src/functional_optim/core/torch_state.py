@@ -181,9 +181,16 @@ def from_entries(
         if key != "step" and key not in unused and key not in counts and value is not None
     }
     if given and given.keys() != wanted:
+        other = given.keys() - wanted
         raise ValueError(
             f"the state of {name!r} does not fit this optimizer: it has {sorted(given)}, wanted is "
-            f"{sorted(wanted)} (differing: {', '.join(sorted(given.keys() ^ wanted))})"
+            f"{sorted(wanted)} (differing: {', '.join(sorted(given.keys() ^ wanted))}); "
+            + (
+                "load the state dict of the equivalent optimizer"
+                if other
+                else "if an option needs more state now, set it when the optimizer is constructed, "
+                "or load a state dict that has this state"
+            )
         )
     for key, value in given.items():
         if not isinstance(value, Tensor):

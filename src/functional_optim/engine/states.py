@@ -4,7 +4,6 @@ from functional_optim.core.state import state_tensors
 from functional_optim.core.state_init import check_dtype, init_leaf
 from functional_optim.core.state_reinit import starts_as_param
 from functional_optim.core.torch_state import (
-    add_new_stages,
     entry_layout,
     from_entries,
     has_begun,
@@ -21,31 +20,28 @@ from functional_optim.frontends.torch_checkpoint import (
     torch_step,
     with_group_steps,
 )
-from functional_optim.frontends.torch_entries import leaf_states
+from functional_optim.frontends.torch_entries import complete_state, leaf_states
 from functional_optim.optimizer.bound_buffer import copy_states
 from functional_optim.plan.leaf_by_leaf import states_by_name, view_leaf
 from functional_optim.plan.shared_numbers import shared_by_name, with_common_hypers
-from functional_optim.plan.step_counts import is_step_count, stack_counts
 
 __all__ = [
     "DECOUPLED",
     "AveragedParams",
     "Views",
-    "add_new_stages",
     "check_dtype",
+    "complete_state",
     "copy_states",
     "entry_layout",
     "from_entries",
     "has_begun",
     "has_other_decay",
     "init_leaf",
-    "is_step_count",
     "leaf_states",
     "match_by_name",
     "own_copy",
     "require_state_dict",
     "shared_by_name",
-    "stack_counts",
     "starts_as_param",
     "starts_in_first_step",
     "state_tensors",

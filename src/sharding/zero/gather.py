@@ -110,7 +110,7 @@ def gather_views(
     every = list(params)
     shards.complete(groups)
     with torch.no_grad():
-        views = [(one, _view(one, shards, groups)) for one in shards.with_state()]
+        views = _views(shards, groups)
         found = [param.detach().clone() for param in every]
         try:
             for shard, view in views:
@@ -127,8 +127,13 @@ def gather_views(
     return found
 
 
-def _view(shard: LocalShard, shards: LocalShards, groups: Groups) -> Tensor:
-    own = shards.chain_of(shard, groups)
-    state = shard.state_for(own, begins=True)
-    chain = LeafChain((), own.stages, own.hypers)
-    return view_leaf(StepLeaf(0, shard.tensor.detach(), state, chain, shard.path))
+def _views(shards: LocalShards, groups: Groups) -> list[tuple[LocalShard, Tensor]]:
+    """Return each shard that has state, and its value to evaluate with."""
+    every, found = list(shards.with_state()), []
+    states = shards.states_of(every, groups, [True] * len(every))
+    for shard, state in zip(every, states, strict=True):
+        own = shards.chain_of(shard, groups)
+        chain = LeafChain((), own.stages, own.hypers)
+        leaf = StepLeaf(0, shard.tensor.detach(), state, chain, shard.path)
+        found.append((shard, view_leaf(leaf)))
+    return found

@@ -148,7 +148,7 @@ def _load_shards(
     read = [
         (shard, _read_part(layouts.of(shard), shard, states.get(shard.path) or {}, counts))
         for shard in shards.every()
-        if shard.has_state or states.get(shard.path)
+        if shards.has_state(shard) or states.get(shard.path)
     ]
     _check_flags(zero, groups)
     digits = [
@@ -156,10 +156,7 @@ def _load_shards(
         for path, param, layout in layouts.named(zero.params, states)
         if needs_extra_digits(list(states[path] or ()), layout, param)
     ]
-    shards.rebuild_states(groups, states)
-    for shard, state in read:
-        if shard.has_state:  # a frozen shard has no state
-            shard.copy_state(shards.chain_of(shard, groups), state)
+    shards.load(groups, read, states)
     for param, layout, entries in digits:  # each rank has all entries
         write_extra_digits(param, layout, entries)
 

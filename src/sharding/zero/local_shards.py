@@ -6,10 +6,17 @@ from typing import Any
 
 from torch import Tensor
 
+from functional_optim import LeafState
 from functional_optim.engine.groups import Gradients as GradientsOf
 from functional_optim.engine.groups import Group, StatesOf
 from functional_optim.engine.recipes import ChainCache, GroupChain
-from functional_optim.engine.states import stack_counts
+from functional_optim.engine.states import (
+    complete_state,
+    copy_states,
+    entry_layout,
+    from_entries,
+    leaf_states,
+)
 from sharding.shard_plan import ShardPlan
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.local_shard import LocalShard
@@ -53,7 +60,7 @@ class LocalShards:
                 assert location.flat is not None, "checked with the plan"
                 tensor = location.flat[one.start : one.stop]
             where = one.path, one.start, one.stop, one.whole, plan.specs[one.parameter].group
-            shard = LocalShard(*where, location.param, tensor, self.states)
+            shard = LocalShard(*where, location.param, tensor)
             self.by_path.setdefault(one.path, []).append(shard)
             self.by_tensor[id(tensor)] = self._by_range[where[:3]] = shard
             self.has_cuts = self.has_cuts or not one.whole
@@ -87,37 +94,83 @@ class LocalShards:
                 assert flat is not None
                 one.tensor.data = flat[one.start : one.stop]
 
-    def rebuild_states(self, groups: Groups, wanted: Container[str]) -> None:
-        """Create new state for the wanted paths, and where these options need other entries."""
-        for one in self.every():
-            if one.missing_entries(self.chain_of(one, groups)):
-                one.was_made = False
-                del self.states[one.tensor]
-                self._bare.append(one)
-        self.complete(groups, wanted)
-
     def complete(self, groups: Groups, wanted: Container[str] = ()) -> None:
         """Create missing state of shards that are trainable, have a gradient, or are wanted."""
         if not self._bare:
             return
-        bare, self._bare, begun = self._bare, [], list[LocalShard]()
+        bare, self._bare, begun = self._bare, [], dict[Any, list[LocalShard]]()
         for one in bare:
             is_stepped = one.param.requires_grad or one.param.grad is not None
-            chosen = is_stepped or one.path in wanted or self._has_frozen_state(one)
-            (begun if chosen else self._bare).append(one)
-        made = [one.init_entries(self.chain_of(one, groups)) for one in begun]
-        counts = stack_counts([own["step"] for own in made])
-        for one, own, count in zip(begun, made, counts, strict=True):
-            # Counts are adjacent in memory, so that one native call reads all of them.
-            self.states[one.tensor] = {**own, "step": count}
+            if is_stepped or one.path in wanted or self._has_frozen_state(one):
+                begun.setdefault((one.group, one.tensor.device.type), []).append(one)
+            else:
+                self._bare.append(one)
+        for shards in begun.values():
+            chain = self.chain_of(shards[0], groups)
+            group = {"params": [one.tensor for one in shards]}
+            complete_state(chain.stages, chain.hypers, group, self.states)
+            for one in shards:
+                one.init_hypers = chain.hypers
+
+    def states_of(
+        self, shards: Sequence[LocalShard], groups: Groups, begins: Sequence[bool] | None = None
+    ) -> list[LeafState]:
+        """Return the states of shards: see :func:`leaf_states`.
+
+        Args:
+            groups: with their current options.
+            begins: for each shard, True if this may be its first step; by default False.
+        """
+        kinds: dict[Any, list[int]] = {}
+        for place, one in enumerate(shards):
+            key = one.group, one.tensor.device.type, id(one.init_hypers)
+            kinds.setdefault(key, []).append(place)
+        found: dict[int, LeafState] = {}
+        for places in kinds.values():
+            own = [shards[k] for k in places]
+            chain, tensors = self.chain_of(own[0], groups), [one.tensor for one in own]
+            may_begin = [begins is not None and begins[k] for k in places]
+            given = self.states, [one.path for one in own], may_begin, own[0].init_hypers
+            states = leaf_states(chain.stages, chain.hypers, tensors, *given)
+            found.update(zip(places, states, strict=True))
+        return [found[k] for k in range(len(shards))]
+
+    def read(self, shard: LocalShard, groups: Groups, entries: Mapping[str, Any]) -> LeafState:
+        """Return entries in the shape of a shard, from a state dict, as a checked state."""
+        chain = self.chain_of(shard, groups)
+        own = chain.stages, chain.hypers, shard.tensor, entries, shard.path
+        return from_entries(*own, reinit=True)
+
+    def load(
+        self,
+        groups: Groups,
+        loaded: Sequence[tuple[LocalShard, LeafState]],
+        wanted: Container[str],
+    ) -> None:
+        """Copy loaded states. A state is created where there is none, or options need another.
+
+        Args:
+            groups: with the loaded options.
+            loaded: states for these options; a frozen shard gets none.
+            wanted: paths of parameters that get a state even if they are not trained.
+        """
+        for one in self.every():
+            entries, own = self.states.get(one.tensor), self.chain_of(one, groups)
+            like = one.tensor.shape, one.tensor.dtype
+            wants = entry_layout(own.stages, own.hypers, *like).dtypes.keys()
+            if entries is not None and not wants <= entries.keys():
+                del self.states[one.tensor]
+                self._bare.append(one)
+        self.complete(groups, wanted)
+        stateful = [pair for pair in loaded if self.has_state(pair[0])]
+        before = self.states_of([one for one, _ in stateful], groups)
+        copy_states(before, [state for _, state in stateful])
 
     def states_by(self, groups: Groups) -> StatesOf:
         """Return a function that returns the states of shards, from their tensors."""
-        own = self.by_tensor
-        return lambda group, params, names, begins: [
-            own[id(one)].state_for(self.chain_of(own[id(one)], groups), begins=may)
-            for one, may in zip(params, begins, strict=True)
-        ]
+        return lambda group, params, names, begins: self.states_of(
+            [self.by_tensor[id(one)] for one in params], groups, list(begins)
+        )
 
     def sum_by_path(self, addends: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """Return each parameter's addend, from addends by ``id`` of the tensors of its shards."""
@@ -128,7 +181,11 @@ class LocalShards:
         return found
 
     def with_state(self) -> Iterator[LocalShard]:
-        return (one for one in self.every() if one.has_state)
+        return filter(self.has_state, self.every())
+
+    def has_state(self, shard: LocalShard) -> bool:
+        """Return True if a shard has state, or had state that the caller removed."""
+        return shard.init_hypers is not None or shard.tensor in self.states
 
     def is_frozen(self, shard: LocalShard) -> bool:
         """Return True if no stage acts on a shard: it is never stepped, and has no state."""

@@ -260,14 +260,12 @@ class ShardOptimizer(torch.optim.Optimizer):
             keys = params_of_groups(saved)
             shards = [owned.by_tensor[id(one)] for one in params_of_groups(self.param_groups)]
             for one, key in zip(shards, keys, strict=True):
-                chain, entries = owned.chain_of(one, groups), state.get(key) or {}
-                if entries or one.has_state:
-                    read.append((one, one.read_entries(chain, entries)))
+                entries = state.get(key) or {}
+                if entries or owned.has_state(one):
+                    read.append((one, owned.read(one, groups, entries)))
             for own, group in zip(self.param_groups, groups, strict=True):
                 own.update(options_of(group))
-            owned.rebuild_states(self.param_groups, {one.path for one, _ in read})
-            for one, found in read:
-                one.copy_state(owned.chain_of(one, self.param_groups), found)
+            owned.load(self.param_groups, read, {one.path for one, _ in read})
             self.load_shared(self.param_groups)
 
     def load_shared(self, groups: Sequence[dict[str, Any]]) -> None:

@@ -73,10 +73,12 @@ class StateLayouts:
     def plain_entries(self) -> Iterator[tuple[LocalShard, StateLayout, dict[str, Tensor]]]:
         """Yield every shard that has state, its layout, and its entries, with "step"."""
         self._shards.complete(self._groups)
-        for shard in self._shards.with_state():
+        shards = list(self._shards.with_state())
+        states = self._shards.states_of(shards, self._groups)
+        for shard, state in zip(shards, states, strict=True):
             layout = self.of(shard)
-            chain, tensor = self._shards.chain_of(shard, self._groups), shard.tensor
-            entries = to_entries(chain.stages, chain.hypers, tensor, shard.state_for(chain))
+            chain = self._shards.chain_of(shard, self._groups)
+            entries = to_entries(chain.stages, chain.hypers, shard.tensor, state)
             yield shard, layout, layout.plain.entries_of(entries)
 
     def named(
