@@ -146,6 +146,10 @@ class OptimizerState(torch.optim.Optimizer):
         shares = has_shared_state(self.chain.links, self.chain.overrides)
         return shares or any(map(is_measured, self.chain.stages))
 
+    def explain(self) -> str:
+        """Return how the executor steps each kind of parameter: see :meth:`Optimizer.explain`."""
+        return self._groups.explain()
+
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next backward on.
 

@@ -1,5 +1,9 @@
-"""TorchOptimizer.explain() describes each parameter group."""
+"""TorchOptimizer.explain() describes each parameter group; so do sharded optimizers."""
 
+import re
+from typing import Any
+
+import pytest
 import torch
 
 from functional_optim import (
@@ -17,6 +21,8 @@ from functional_optim import (
     prodigy,
     sgd,
 )
+from sharding import ZeroRedundancyOptimizer
+from sharding.transport.local import LocalWorld
 from tests.choices import each
 
 from ..composition.trees import COMPOSED, params_of
@@ -79,3 +85,43 @@ def test_what_a_step_waits_for_is_named() -> None:
         assert text.count("waits") == 2
     alone = chain(clip_by_global_norm(1.0), adamw(lr=0.1))
     assert "waits" not in TorchOptimizer([weight], alone).explain() + alone.explain([weight])
+
+
+@each(name=COMPOSED)
+def test_zero_on_one_rank_is_explained_as_a_local_optimizer(name: str) -> None:
+    """Its lines are those of TorchOptimizer, except for frozen parameters, which it never steps."""
+
+    def of_rank(group: Any) -> None:
+        params, twins = ({k: p.requires_grad_() for k, p in params_of().items()} for _ in range(2))
+        zero = ZeroRedundancyOptimizer(params.items(), COMPOSED[name](), process_group=group)
+        wanted = TorchOptimizer(twins.items(), COMPOSED[name]()).explain().splitlines()
+        assert zero.explain().splitlines() == [one for one in wanted if "frozen" not in one]
+        assert all(int(one.get("step", 0)) == 0 for one in zero.state.values())
+
+    LocalWorld(1).run(of_rank)
+
+
+def test_each_rank_explains_the_elements_that_it_owns() -> None:
+    told: list[str] = []
+
+    def of_rank(group: Any) -> None:
+        params = [torch.zeros(30, requires_grad=True), torch.zeros(6, requires_grad=True)]
+        zero = ZeroRedundancyOptimizer(params, torch.optim.AdamW, group, policy="elements", lr=0.1)
+        told.append(zero.explain())
+
+    LocalWorld(4).run(of_rank)
+    found = [re.findall(r"(\d+) elements", one) for one in told]
+    assert sorted(sum(map(int, own)) for own in found) == [9, 9, 9, 9]
+
+
+def test_zero_cannot_explain_the_code_of_a_class() -> None:
+    class Unregistered(torch.optim.SGD):
+        pass
+
+    def of_rank(group: Any) -> None:
+        weight = torch.zeros(3, requires_grad=True)
+        zero = ZeroRedundancyOptimizer([weight], Unregistered, group, lr=0.1)
+        with pytest.raises(RuntimeError, match="Unregistered has no functional equivalent"):
+            zero.explain()
+
+    LocalWorld(1).run(of_rank)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import adamw, schedule_free_sgd, sgd
+from functional_optim import TorchOptimizer, adamw, schedule_free_sgd, sgd
 from hooks import OptimizerState, step_hook
 from tests.choices import case
 from tests.ddp.models import WIDTH, Tower
@@ -35,6 +35,7 @@ def test_it_takes_what_every_front_end_takes() -> None:
         state = step_hook(ddp, given, **options)
         assert state.chain.executor == "auto"
         assert state.param_groups[0]["lr"] == 0.1
+        assert state.explain() == TorchOptimizer(ddp.parameters(), state.chain).explain()
         ddp(torch.ones(2, WIDTH), 0, 0).sum().backward()
         made.append([param.detach() for param in ddp.parameters()])
     for one in made[1:]:

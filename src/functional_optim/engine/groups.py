@@ -5,6 +5,7 @@ from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_parts import GroupPart
 from functional_optim.frontends.group_steps import NO_STATE, CurrentGroups, GroupSteps
 from functional_optim.frontends.group_tensors import Gradients, Group, StatesOf
+from functional_optim.optimizer.explain import waiting_lines
 from functional_optim.plan.leaf_by_leaf import BetweenRuns, check_extra
 from functional_optim.plan.step_leaves import StepLeaf
 
@@ -21,4 +22,5 @@ __all__ = [
     "StatesOf",
     "StepLeaf",
     "check_extra",
+    "waiting_lines",
 ]

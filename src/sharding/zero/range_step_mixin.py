@@ -268,6 +268,17 @@ class RangeStepMixin(AveragedParams):
         """The shared scalars of the optimizer: see :meth:`Optimizer.shared`."""
         return {} if self._local is None else self._local.shared
 
+    def explain(self) -> str:
+        """Return how the executor steps the parameters that this rank owns, if all gates are open.
+
+        There is a line for each kind of parameter and for each stage at which a step waits. Flat
+        ranges of cut parameters count as parameters. Other ranks may have other lines.
+
+        Raises:
+            RuntimeError: a class without functional equivalent, which is stepped by its own code.
+        """
+        return self._steps.explain()
+
     def gather(self) -> None:
         """Gather all trained parameters on every rank. Collective.
 

@@ -235,6 +235,12 @@ class ShardOptimizer(torch.optim.Optimizer):
             found = self._plans_of(shards).addends(self.param_groups, gradients, measured)
             return found, 0 if stage.reduce is None else stage.totals
 
+    def explain(self) -> str:
+        """Return which executor steps which shards: see :meth:`Optimizer.explain`."""
+        with self._lock:
+            self.complete()
+            return self._plans_of(None).explain(self.param_groups)
+
     @disable_compile
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load options and state of this shard. If that raises, nothing has changed."""

@@ -7,9 +7,17 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer
-from functional_optim.engine.groups import CurrentGroups, Gradients, Group, GroupChains, GroupSteps
+from functional_optim.engine.groups import (
+    CurrentGroups,
+    Gradients,
+    Group,
+    GroupChains,
+    GroupSteps,
+    waiting_lines,
+)
 from functional_optim.engine.recipes import GroupChain
 from functional_optim.engine.stages import Link
+from functional_optim.engine.tensors import grads_of
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.params import Groups
@@ -84,6 +92,15 @@ class ShardPlans:
             added = unit.steps.addends(one, measured)[0]
             found.update(self._owned.sum_by_path(added))
         return found
+
+    def explain(self, groups: Groups) -> str:
+        """Return which executor steps which shards: see :meth:`Optimizer.explain`."""
+        lines: list[str] = []
+        for unit, now in self._current_units(groups, grads_of):
+            numbers = [self._parts[place].group for place in unit.parts]
+            shown = numbers if len(groups) > 1 else None
+            lines += unit.chains.group_lines(now.groups, now.states, shown)
+        return "\n".join([*lines, *waiting_lines(self._owned.recipes.whole.optimizer)])
 
     def _current_units(
         self, groups: Groups, gradients: Gradients
