@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from functional_optim import (
     ema,
     freeze,
     labels,
+    lbfgs,
     matching,
     partition,
     sgd,
@@ -218,3 +220,87 @@ def test_torchs_distributed_checkpoints_go_by_name_once() -> None:
     for name in ("weight", "bias"):
         one, two = getattr(model, name), getattr(other, name)
         assert torch.equal(optimizer.state[one]["exp_avg"], loaded.state[two]["exp_avg"])
+
+
+def workers(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Any:
+    made = DistributedOptimizer.over_threads(
+        optimizer, list(params.items()), dict.fromkeys(params, "worker")
+    )
+    step = partial(made.step)
+    made.step = lambda: step({name: one.grad for name, one in params.items()})
+    return made
+
+
+LOSING: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "twice in a group": (
+        lambda saved: saved["param_groups"][0].update(params=[0, 0, 2, 3]),
+        r"number 0 twice, as params\[0\] of group 0 and as params\[1\] of group 0, .*; give each",
+    ),
+    "twice with names": (
+        lambda saved: saved["param_groups"][0].update(params=[0, 1, 2, 1]),
+        r"number 1 twice, as params\[1\] of group 0 and as params\[3\] of group 0",
+    ),
+    "in no group": (
+        lambda saved: saved["state"].update({9: saved["state"][3]}),
+        r"parameter number 9, which is in none of its groups .*; add .* or remove its state",
+    ),
+}
+"""Checkpoints whose loading would lose state, and their errors."""
+
+
+@pytest.mark.usefixtures("world_of_one")
+@pytest.mark.parametrize("name", LOSING)
+@pytest.mark.parametrize("door", [*DOORS, "workers"])
+def test_a_checkpoint_whose_loading_would_lose_state_changes_nothing(door: str, name: str) -> None:
+    """A number that is listed twice gave a KeyError, and unknown numbers were kept."""
+    params = params_of()
+    optimizer = (DOORS | {"workers": workers})[door](params, adamw(lr=0.1))
+    step(optimizer, params, 0)
+    before = copy.deepcopy(optimizer.state_dict())
+    change, told = LOSING[name]
+    saved = copy.deepcopy(before)
+    change(saved)
+    with pytest.raises(ValueError, match=told):
+        optimizer.load_state_dict(saved)
+    assert repr(optimizer.state_dict()) == repr(before)
+    step(optimizer, params, 1)
+    if door == "workers":
+        optimizer.close()
+
+
+def test_a_number_in_two_groups_is_refused_and_names_both() -> None:
+    groups = [{"params": [one], "lr": 0.1} for one in params_of().values()]
+    optimizer = TorchOptimizer(groups, adamw(lr=0.1))
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][2]["params"] = [1]
+    before = repr(optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"as params\[0\] of group 1 and as params\[0\] of gro"):
+        optimizer.load_state_dict(saved)
+    assert repr(optimizer.state_dict()) == before
+
+
+def test_two_numbers_for_a_parameter_that_is_given_twice_are_refused() -> None:
+    """The state of the first number was dropped."""
+    param = nn.Parameter(torch.ones(2))
+    with pytest.warns(UserWarning, match="duplicate"):
+        optimizer = TorchOptimizer([param, param], adamw(lr=0.1))
+    optimizer.load_state_dict(optimizer.state_dict())  # one number, listed twice
+    saved = TorchOptimizer([nn.Parameter(torch.ones(2)) for _ in "ab"], adamw(lr=0.1)).state_dict()
+    before = repr(optimizer.state_dict())
+    with pytest.raises(ValueError, match="numbers 0 and 1 for .* which are one parameter"):
+        optimizer.load_state_dict(saved)
+    assert repr(optimizer.state_dict()) == before
+
+
+def test_lbfgs_refuses_a_checkpoint_whose_loading_would_lose_state() -> None:
+    params = list(params_of().values())
+    optimizer = TorchOptimizer(params, lbfgs())
+    optimizer.step(lambda: sum((one**2).sum() for one in params))
+    before = copy.deepcopy(optimizer.state_dict())
+    for change, told in LOSING.values():
+        saved = copy.deepcopy(before)
+        saved["state"][3] = {}
+        change(saved)
+        with pytest.raises(ValueError, match=told):
+            optimizer.load_state_dict(saved)
+        assert repr(optimizer.state_dict()) == repr(before)

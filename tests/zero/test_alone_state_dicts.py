@@ -40,7 +40,8 @@ def test_state_dict_hooks_and_errors(tmp_path: Path) -> None:
     [
         (lambda found: found["param_groups"].pop(), "groups of"),
         (lambda found: found["param_groups"][0]["params"].pop(), "groups of"),
-        (lambda found: found["state"].update({9: {}}), "parameter 9"),
+        (lambda found: found["state"].update({9: {}}), "parameter number 9"),
+        (lambda found: found["state"].update(note={}), "under .note., .*; remove it"),
         (lambda found: found["state"][1].pop("exp_avg"), "does not fit"),
         (lambda found: found["state"][1].update(exp_avg=torch.ones(5)), "another tree"),
         (lambda found: found["param_groups"][0].update(lr=-1.0), "lr"),

@@ -11,7 +11,7 @@ from functional_optim.core.torch_state import (
     to_entries,
 )
 from functional_optim.frontends.averaged_params import AveragedParams, Views
-from functional_optim.frontends.checkpoint_names import match_by_name
+from functional_optim.frontends.checkpoint_names import match_params
 from functional_optim.frontends.torch_checkpoint import (
     DECOUPLED,
     has_other_decay,
@@ -38,7 +38,7 @@ __all__ = [
     "has_other_decay",
     "init_leaf",
     "leaf_states",
-    "match_by_name",
+    "match_params",
     "own_copy",
     "require_state_dict",
     "shared_by_name",

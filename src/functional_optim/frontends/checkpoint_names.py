@@ -1,4 +1,4 @@
-"""Matching of the parameters of a checkpoint and of an optimizer by name."""
+"""Matching of the parameters of a checkpoint and of an optimizer, by name or by position."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,70 @@ from functional_optim.core.format import format_names
 
 _SHOWN = 4
 """Maximal number of names that an error lists."""
+
+
+def match_params(
+    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the groups of a state dict as :func:`match_by_name` does, after checking its numbers.
+
+    Args:
+        state_dict: of an optimizer, with "state" and "param_groups".
+        groups: the parameter groups of the optimizer.
+
+    Raises:
+        ValueError: as for :func:`match_by_name`; a number stands for two parameters, or two numbers
+            stand for one parameter; or there is state for a number that is in no group.
+    """
+    saved = match_by_name(state_dict["param_groups"], groups)
+    check_numbers(state_dict["state"], saved, groups)
+    return saved
+
+
+def check_numbers(
+    state: Mapping[Any, Any],
+    saved: Sequence[Mapping[str, Any]],
+    groups: Sequence[Mapping[str, Any]],
+) -> None:
+    """Raise ValueError if the parameter numbers of a checkpoint would lose state.
+
+    A parameter that is twice in a group of the optimizer has the same number twice. Keys of other
+    types than int are entries of the caller, which torch.optim keeps.
+
+    Args:
+        state: the state of each parameter, by its number.
+        saved: the groups of the checkpoint, in the order of the groups of the optimizer.
+        groups: the groups of the optimizer.
+    """
+    if [len(one["params"]) for one in saved] != [len(one["params"]) for one in groups]:
+        return  # each front-end has its own error for groups of other sizes
+    known: dict[Any, tuple[Any, str]] = {}
+    numbers: dict[Any, tuple[Any, str]] = {}
+    for index, (one, own) in enumerate(zip(saved, groups, strict=True)):
+        for k, (number, param) in enumerate(zip(one["params"], own["params"], strict=True)):
+            here = f"params[{k}] of group {index}"
+            before, there = known.setdefault(number, (param, here))
+            if before is not param:
+                raise ValueError(
+                    f"this checkpoint lists the parameter number {number!r} twice, as {there} and "
+                    f"as {here}, which are two parameters of this optimizer; give each parameter "
+                    "a number of its own in the checkpoint's groups, and its state that number"
+                )
+            first, there = numbers.setdefault(param, (number, here))
+            if first != number:
+                raise ValueError(
+                    f"this checkpoint has the parameter numbers {first!r} and {number!r} for "
+                    f"{there} and {here}, which are one parameter of this optimizer; give the "
+                    "optimizer this parameter once, or the checkpoint one number for both"
+                )
+    listed = {number for one in saved for number in one["params"]}
+    unknown = [key for key in state if isinstance(key, int) and key not in listed]
+    if unknown:
+        raise ValueError(
+            f"this checkpoint has state for the parameter number {unknown[0]}, which is in none of "
+            f"its groups (numbers in groups: {len(listed)}); add the number to the 'params' of a "
+            "group, or remove its state"
+        )
 
 
 def match_by_name(

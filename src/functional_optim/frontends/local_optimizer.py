@@ -13,7 +13,7 @@ from functional_optim.core.hyper import copy_tensors
 from functional_optim.core.links import hyper_values
 from functional_optim.core.lock import StepLock, with_lock
 from functional_optim.core.stage import Link
-from functional_optim.frontends.checkpoint_names import match_by_name
+from functional_optim.frontends.checkpoint_names import match_params
 from functional_optim.frontends.explicit_gradients import ExplicitGradients
 from functional_optim.frontends.opaque_optimizer import OpaqueOptimizer, OpaqueRecipe
 from functional_optim.frontends.recipe import (
@@ -331,7 +331,7 @@ class ClassOptimizer(FunctionalOptimizer):
         """Load a state dict of this class, or of the equivalent class of torch.optim."""
         require_state_dict(state_dict)
         groups = self.param_groups
-        saved = match_by_name(state_dict["param_groups"], groups)
+        saved = match_params(state_dict, groups)
         if len(saved) != len(groups):
             raise ValueError(
                 f"this state has {len(saved)} parameter groups, the optimizer {len(groups)}"

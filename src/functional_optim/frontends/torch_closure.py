@@ -17,8 +17,9 @@ from functional_optim.core.hyper import are_unchanged, copy_tensors
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.lock import StepLock
 from functional_optim.frontends.averaged_params import write_params
+from functional_optim.frontends.checkpoint_names import check_numbers
 from functional_optim.frontends.closure_interop import state_of_entries, torch_entries
-from functional_optim.frontends.torch_checkpoint import own_copy
+from functional_optim.frontends.torch_checkpoint import own_copy, require_state_dict
 from functional_optim.frontends.torch_groups import (
     copy_option_tensors,
     options_of,
@@ -147,10 +148,14 @@ class TorchClosureOptimizer(TorchOptimizer):
         """Load a checkpoint of this class or of the equivalent torch.optim class.
 
         Raises:
-            ValueError: groups, names or the order of parameters differ, or the state is of
-                parameters of another size; nothing has changed.
+            TypeError: no dict.
+            ValueError: no state dict of an optimizer; groups, names or the order of parameters
+                differ; a number stands for two parameters, or has state and is in no group; or the
+                state is of parameters of another size. Nothing has changed.
         """
+        require_state_dict(state_dict)
         self._check_names(state_dict)
+        check_numbers(state_dict["state"], state_dict["param_groups"], self.param_groups)
         before = (self.state, self.param_groups)
         try:
             torch.optim.Optimizer.load_state_dict(self, own_copy(state_dict))

@@ -15,7 +15,7 @@ from functional_optim.core.interrupts import defer_untraced
 from functional_optim.core.lock import StepLock
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.averaged_params import AveragedParams
-from functional_optim.frontends.checkpoint_names import match_by_name
+from functional_optim.frontends.checkpoint_names import match_params
 from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_steps import GroupSteps
 from functional_optim.frontends.group_tensors import Group, new_group
@@ -248,13 +248,14 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         ``stored`` chain can load plain state, and state of another storage: the values are encoded
         again, rounded to nearest. If the remainder of a bfloat16 parameter was not saved, it is
         computed from the parameter, so load the module first. A step count in a parameter group,
-        under "step", is used for parameters without a step count.
+        under "step", is used for parameters without a step count. Entries of "state" under keys
+        that are no integers are kept, as in torch.
 
         Raises:
             TypeError: no dict.
-            ValueError: no state dict of an optimizer; groups or names differ, the state does not
-                fit the chain, or a step count is missing or no whole number >= 0. Nothing has
-                changed.
+            ValueError: no state dict of an optimizer; groups or names differ; a number stands for
+                two parameters, or has state and is in no group; the state does not fit the chain;
+                or a step count is missing or no whole number >= 0. Nothing has changed.
         """
         require_dict(state_dict)
         before = (self.state, self.param_groups)
@@ -320,7 +321,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def _store_loaded(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a state dict with groups in the order of this optimizer, and store it."""
         require_state_dict(state_dict)
-        groups = match_by_name(state_dict["param_groups"], self.param_groups)
+        groups = match_params(state_dict, self.param_groups)
         loaded = {**state_dict, "param_groups": loaded_groups(groups, self.param_groups)}
         self._loaded = loaded
         return loaded

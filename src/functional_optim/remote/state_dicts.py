@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 from functional_optim.engine.options import options_of
-from functional_optim.engine.states import match_by_name
+from functional_optim.engine.states import match_params
 from functional_optim.remote.placement import PlacedGroup
 from functional_optim.remote.worker import WorkerGroup
 
@@ -58,7 +58,7 @@ def split_state_dict(
     """
     numbers = _numbers(groups)
     own = [_param_entries(group, numbers) for group in groups]
-    saved, state = match_by_name(state_dict["param_groups"], own), state_dict["state"]
+    saved, state = match_params(state_dict, own), state_dict["state"]
     if len(saved) != len(groups):
         raise ValueError(
             f"this state has {len(saved)} parameter groups, the optimizer has {len(groups)}"

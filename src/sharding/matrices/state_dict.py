@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim.engine.options import params_of_groups
-from functional_optim.engine.states import match_by_name
+from functional_optim.engine.states import match_params
 from functional_optim.engine.tensors import full_tensor, to_local
 from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks, check_origin
 from sharding.matrices.owners import Owners
@@ -59,7 +59,7 @@ def local_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners) -
     Raises:
         ValueError: parts of another rank or plan.
     """
-    keys = params_of_groups(match_by_name(state_dict["param_groups"], groups))
+    keys = params_of_groups(match_params(state_dict, groups))
     params = params_of_groups(groups)
     if len(keys) != len(params):
         return dict(state_dict)  # torch raises the error

@@ -13,7 +13,7 @@ from functional_optim.engine.recipes import EXECUTION_OPTIONS
 from functional_optim.engine.states import (
     DECOUPLED,
     has_other_decay,
-    match_by_name,
+    match_params,
     own_copy,
     require_state_dict,
 )
@@ -39,10 +39,8 @@ Entries = Mapping[str, Any]
 def load(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> None:
     """Load this rank's part of a state dict. If that raises, nothing has changed."""
     require_state_dict(state_dict)
-    state_dict = {
-        **state_dict,
-        "param_groups": match_by_name(state_dict["param_groups"], zero.param_groups),
-    }
+    saved = match_params(state_dict, zero.param_groups)
+    state_dict = {**state_dict, "param_groups": saved}
     groups = _build_groups(zero, state_dict)
     steps = zero.optim if isinstance(zero.optim, ShardOptimizer) else None
     if steps is not None and steps.chains is not None:
@@ -128,8 +126,8 @@ def _states_by_path(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> dict
     unknown = [number for number in state_dict["state"] if number not in by_number]
     if unknown:
         raise ValueError(
-            f"the state dict has state for the parameter {unknown[0]!r}, which is in none of its "
-            f"groups ({len(numbers)} parameters)"
+            f"the state dict has state under {unknown[0]!r}, which is no parameter of its groups, "
+            "and this optimizer keeps state of parameters only; remove it, and save it elsewhere"
         )
     return {by_number[number]: entries for number, entries in state_dict["state"].items()}
 
