@@ -136,6 +136,27 @@ def test_another_kind_of_weight_decay_between_steps_is_refused(front_end: str) -
     assert params[0].tolist() != [1.0, 1.0]
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_the_error_for_another_weight_decay_says_how_to_load(decoupled: bool) -> None:
+    """It named no way out. Each of the two ways that it names now loads the state."""
+    theirs, ours = (
+        TorchOptimizer(pair(), adamw(weight_decay=0.1) if one else adam(weight_decay=0.1))
+        for one in (decoupled, not decoupled)
+    )
+    saved = copy.deepcopy(theirs.state_dict())
+    for group in saved["param_groups"]:
+        group["decoupled_weight_decay"] = decoupled
+    before = repr(ours.state_dict())
+    told = f"such as {'adamw' if decoupled else 'adam'} .*; or remove 'decoupled_weight_decay'"
+    with pytest.raises(ValueError, match=told):
+        ours.load_state_dict(saved)
+    assert repr(ours.state_dict()) == before
+    theirs.load_state_dict(saved)
+    for group in saved["param_groups"]:
+        del group["decoupled_weight_decay"]
+    ours.load_state_dict(saved)
+
+
 def test_sharded_optimizers_refuse_another_kind_of_weight_decay() -> None:
     """The group of a torch class has the option, and that of a chain has not."""
 

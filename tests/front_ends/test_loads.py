@@ -135,7 +135,7 @@ def test_a_checkpoint_of_another_class_is_a_value_error(optimizer: Optimizer, to
     before = repr(ours.state_dict())
     other = twins("AdamW", groups=in_groups).theirs if torchs else started()
     run(other, 0)
-    with pytest.raises(ValueError, match="decoupled weight decay, the chain has not"):
+    with pytest.raises(ValueError, match="decoupled weight decay, and the chain has not"):
         ours.load_state_dict(other.state_dict())
     assert repr(ours.state_dict()) == before
     run(ours, 5)
@@ -149,7 +149,7 @@ def test_another_weight_decay_is_found_in_options_with_names_of_parts(decay: flo
         assert "weight_decay" not in group
         group["decoupled_weight_decay"] = True
     if decay:
-        with pytest.raises(ValueError, match="decoupled weight decay, the chain has not"):
+        with pytest.raises(ValueError, match="decoupled weight decay, and the chain has not"):
             ours.load_state_dict(saved)
     else:
         ours.load_state_dict(saved)

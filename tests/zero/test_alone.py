@@ -212,7 +212,7 @@ def test_another_weight_decay_of_a_state_dict_is_refused(decay: float) -> None:
     assert "weight_decay" not in saved["param_groups"][0]
     saved["param_groups"][0]["decoupled_weight_decay"] = True
     if decay:
-        with pytest.raises(ValueError, match="the state dict has decoupled weight decay"):
+        with pytest.raises(ValueError, match="has decoupled weight decay, .* such as adamw"):
             zero.load_state_dict(saved)
     else:
         zero.load_state_dict(saved)

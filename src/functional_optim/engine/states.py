@@ -14,11 +14,10 @@ from functional_optim.frontends.averaged_params import AveragedParams, Views
 from functional_optim.frontends.checkpoint_names import match_params
 from functional_optim.frontends.torch_checkpoint import (
     DECOUPLED,
-    has_other_decay,
     own_copy,
-    require_state_dict,
     torch_step,
     with_group_steps,
+    without_decay_kind,
 )
 from functional_optim.frontends.torch_entries import complete_state, leaf_states
 from functional_optim.optimizer.bound_buffer import copy_states
@@ -35,12 +34,10 @@ __all__ = [
     "entry_layout",
     "from_entries",
     "has_begun",
-    "has_other_decay",
     "init_leaf",
     "leaf_states",
     "match_params",
     "own_copy",
-    "require_state_dict",
     "shared_by_name",
     "starts_as_param",
     "starts_in_first_step",
@@ -51,4 +48,5 @@ __all__ = [
     "view_leaf",
     "with_common_hypers",
     "with_group_steps",
+    "without_decay_kind",
 ]

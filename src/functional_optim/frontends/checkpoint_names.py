@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 from functional_optim.core.format import format_names
+from functional_optim.frontends.torch_checkpoint import require_state_dict
 
 _SHOWN = 4
 """Maximal number of names that an error lists."""
@@ -17,13 +18,16 @@ def match_params(
     """Return the groups of a state dict as :func:`match_by_name` does, after checking its numbers.
 
     Args:
-        state_dict: of an optimizer, with "state" and "param_groups".
+        state_dict: of an optimizer.
         groups: the parameter groups of the optimizer.
 
     Raises:
-        ValueError: as for :func:`match_by_name`; a number stands for two parameters, or two numbers
-            stand for one parameter; or there is state for a number that is in no group.
+        TypeError: ``state_dict`` is no dict.
+        ValueError: no state dict of an optimizer; as for :func:`match_by_name`; a number stands
+            for two parameters, or two numbers for one parameter; or there is state for a number
+            that is in no group.
     """
+    require_state_dict(state_dict)
     saved = match_by_name(state_dict["param_groups"], groups)
     check_numbers(state_dict["state"], saved, groups)
     return saved

@@ -24,7 +24,7 @@ from functional_optim.frontends.recipe import (
     class_of_functional,
     recipe_of,
 )
-from functional_optim.frontends.torch_checkpoint import DECOUPLED, require_state_dict
+from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_groups import (
     NOT_OPTIONS,
     missing_flags,
@@ -329,7 +329,6 @@ class ClassOptimizer(FunctionalOptimizer):
     @with_lock
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state dict of this class, or of the equivalent class of torch.optim."""
-        require_state_dict(state_dict)
         groups = self.param_groups
         saved = match_params(state_dict, groups)
         if len(saved) != len(groups):

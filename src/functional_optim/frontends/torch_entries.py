@@ -23,10 +23,8 @@ from functional_optim.core.torch_state import (
     to_entries,
 )
 from functional_optim.frontends.torch_checkpoint import (
-    DECOUPLED,
     checkpoint_entries,
     decay_options,
-    has_other_decay,
     is_called_by,
     with_group_steps,
 )
@@ -312,18 +310,3 @@ def drop_replaced(
     for param in replaced:
         del states[param]
     return bool(replaced)
-
-
-def check_same_decay(stages: Sequence[Stage], group: dict[str, Any]) -> None:
-    """Remove the option for decoupled weight decay from a loaded group, after checking it.
-
-    Raises:
-        ValueError: weight decay is decoupled in only one of checkpoint and chain.
-    """
-    differs = has_other_decay(stages, group)
-    decoupled = group.pop(DECOUPLED, None)
-    if differs:
-        raise ValueError(
-            f"this checkpoint has {'decoupled' if decoupled else 'coupled'} weight decay, the "
-            f"chain has not: {', '.join(stage.name for stage in stages)}"
-        )

@@ -20,11 +20,10 @@ from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_steps import GroupSteps
 from functional_optim.frontends.group_tensors import Group, new_group
 from functional_optim.frontends.param_inputs import list_inputs
-from functional_optim.frontends.torch_checkpoint import own_copy, require_dict, require_state_dict
+from functional_optim.frontends.torch_checkpoint import own_copy, require_dict, without_decay_kind
 from functional_optim.frontends.torch_entries import (
     States,
     check_complete,
-    check_same_decay,
     complete_state,
     drop_replaced,
     format_checkpoint,
@@ -320,19 +319,19 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _store_loaded(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a state dict with groups in the order of this optimizer, and store it."""
-        require_state_dict(state_dict)
         groups = match_params(state_dict, self.param_groups)
-        loaded = {**state_dict, "param_groups": loaded_groups(groups, self.param_groups)}
-        self._loaded = loaded
-        return loaded
+        groups = loaded_groups(groups, self.param_groups)
+        self._loaded = {**state_dict, "param_groups": groups}
+        return self._loaded
 
     def _complete_loaded(self) -> None:
         """Complete the loaded state of all parameters, and restore its dtypes and storages."""
         self._chains.load_shared(self.param_groups)
-        for number, group in enumerate(self.param_groups):
-            stages = self._optimizer_of(number).stages
-            check_same_decay(stages, group)
-            hypers = hypers_of(self._optimizer_of(number), group)
+        for number, loaded_group in enumerate(self.param_groups):
+            own = self._optimizer_of(number)
+            stages = own.stages
+            group = self.param_groups[number] = without_decay_kind(stages, loaded_group)
+            hypers = hypers_of(own, group)
             kept = self._loaded["param_groups"][number]["params"]
             loaded = [self._loaded["state"].get(key, {}) for key in kept]
             tensors = {**group, "params": self._tensors(number)}

@@ -53,8 +53,8 @@ def split_state_dict(
     index, as in torch.
 
     Raises:
-        KeyError: the state dict is not in torch's format.
-        ValueError: other groups, or other parameters in them.
+        TypeError: no dict.
+        ValueError: no state dict of an optimizer; other groups, or other parameters in them.
     """
     numbers = _numbers(groups)
     own = [_param_entries(group, numbers) for group in groups]

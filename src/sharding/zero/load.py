@@ -12,10 +12,9 @@ from functional_optim.engine.options import missing_flags, options_of
 from functional_optim.engine.recipes import EXECUTION_OPTIONS
 from functional_optim.engine.states import (
     DECOUPLED,
-    has_other_decay,
     match_params,
     own_copy,
-    require_state_dict,
+    without_decay_kind,
 )
 from functional_optim.storage.conversion import encode_entries
 from sharding.checkpoint.flat_ranges import elements_of, has_parts, whole_of
@@ -38,7 +37,6 @@ Entries = Mapping[str, Any]
 
 def load(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> None:
     """Load this rank's part of a state dict. If that raises, nothing has changed."""
-    require_state_dict(state_dict)
     saved = match_params(state_dict, zero.param_groups)
     state_dict = {**state_dict, "param_groups": saved}
     groups = _build_groups(zero, state_dict)
@@ -95,14 +93,8 @@ def _with_options(zero: RangeStepMixin, number: int, options: Mapping[str, Any])
     group = zero.param_groups[number]
     taken = dict(options)
     if DECOUPLED not in group and zero.shards is not None:
-        optimizer = zero.shards.recipes.of(number).optimizer
-        differs = has_other_decay(optimizer.stages, {**group, **options})
-        told = taken.pop(DECOUPLED, None)
-        if differs:
-            raise ValueError(
-                f"the state dict has {'decoupled' if told else 'coupled'} weight decay "
-                f"({DECOUPLED}={told}), this chain has not: {optimizer}"
-            )
+        stages = zero.shards.recipes.of(number).optimizer.stages
+        taken = without_decay_kind(stages, options, group)
     return {**group, **missing_flags(options, group), **taken}
 
 
