@@ -1,5 +1,6 @@
 """Tests with one rank of corner cases: tiny parameters, odd layouts, lifetimes."""
 
+import copy
 import gc
 import weakref
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from functional_optim import adamw, chain, clip_by_global_norm, sgd, stored
+from functional_optim import TorchOptimizer, adamw, chain, clip_by_global_norm, sgd, stored
 from functional_optim.core.state import state_tensors
 from functional_optim.storage import layout, pieces
 from sharding import ZeroRedundancyOptimizer
@@ -151,3 +152,22 @@ def test_the_state_of_a_large_shard_is_made_some_blocks_at_a_time(
     made = [one for one in zero.optim.state[param].values() if one.dim()]
     for one, other in zip(made, state_tensors(want.stages), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
+
+
+def test_state_that_was_written_for_a_frozen_parameter_is_continued() -> None:
+    """It was overwritten when the parameter was trained."""
+    twin = nn.Parameter(torch.ones(3))
+    other = TorchOptimizer([twin], adamw(lr=0.1))
+    for _ in range(2):
+        twin.grad = torch.tensor([1.0, -2.0, 0.5])
+        other.step()
+    param = nn.Parameter(twin.detach().clone(), requires_grad=False)
+    zero = ZeroRedundancyOptimizer([param], adamw(lr=0.1))
+    assert param not in zero.optim.state
+    zero.optim.state[param] = copy.deepcopy(other.state[twin])
+    param.requires_grad_()
+    param.grad = twin.grad
+    other.step()
+    zero.step()
+    assert torch.equal(param, twin)
+    assert int(zero.optim.state[param]["step"]) == 3

@@ -24,8 +24,8 @@ class LocalShard:
     tensor: Tensor
     """The tensor in ``.optim``: the parameter itself, or a flat view of the range."""
     init_hypers: tuple[Any, ...] | None = None
-    """The hyper-parameters with which the state was created; None if there was never a state.
-    A caller may have removed the state since, or have set other state."""
+    """The hyper-parameters with which the state was created; None if none was created. A caller may
+    have removed the state since, or have set other state."""
 
     def gradient_from(self, given: Any) -> Tensor:
         """Return the gradient of the shard, in its shape, from one of the shard or its parameter.

@@ -160,6 +160,7 @@ class LocalShards:
             wants = entry_layout(own.stages, own.hypers, *like).dtypes.keys()
             if entries is not None and not wants <= entries.keys():
                 del self.states[one.tensor]
+                one.init_hypers = None
                 self._bare.append(one)
         self.complete(groups, wanted)
         stateful = [pair for pair in loaded if self.has_state(pair[0])]

@@ -1,5 +1,6 @@
-"""Test that a group that MatrixOwnerOptimizer refuses leaves nothing behind."""
+"""Groups and state dicts that MatrixOwnerOptimizer refuses leave nothing behind."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from functional_optim import adamw, labels, matching, muon, partition
+from functional_optim import TorchOptimizer, adamw, labels, matching, muon, partition
 from sharding import POLICIES, MatrixOwnerOptimizer
 from tests.dtensor.jobs import mesh
 
@@ -41,3 +42,29 @@ def test_a_group_that_the_policy_refuses_leaves_no_options() -> None:
     before = bias.detach().clone()
     optimizer.step()
     assert not torch.equal(before.full_tensor(), bias.detach().full_tensor())  # type: ignore[attr-defined]
+
+
+def test_a_checkpoint_whose_loading_would_lose_state_changes_nothing() -> None:
+    """State for a number in no group was dropped; a number listed twice was a KeyError."""
+    chosen = partition(
+        {"matrix": muon(lr=0.1), "rest": adamw(lr=0.1)},
+        labels({"rest": matching("*bias")}, default="matrix"),
+    )
+    plain, model = nn.Linear(4, 3), nn.Linear(4, 3)
+    other = TorchOptimizer(plain.named_parameters(), chosen)
+    plain(torch.ones(2, 4)).sum().backward()
+    other.step()
+    saved = other.state_dict()
+    fully_shard(model, mesh=mesh())
+    optimizer = MatrixOwnerOptimizer(model.named_parameters(), chosen)
+    before = repr(optimizer.state_dict())
+    twice, unknown = copy.deepcopy(saved), copy.deepcopy(saved)
+    twice["param_groups"][1]["params"] = list(twice["param_groups"][0]["params"])
+    unknown["state"][9] = unknown["state"][0]
+    for wrong, told in ((twice, "number 0 twice, .* of group 0 and .* of group 1"), (unknown, "9")):
+        with pytest.raises(ValueError, match=told):
+            optimizer.load_state_dict(wrong)
+        assert repr(optimizer.state_dict()) == before
+    optimizer.load_state_dict(saved)
+    steps = [int(entries["step"]) for entries in optimizer.state.values()]
+    assert steps == [1, 1]
