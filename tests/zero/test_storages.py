@@ -173,7 +173,7 @@ def test_from_torchs_class() -> None:
         other = made(
             stored(sgd(lr=0.1, momentum=0.9), state="int8"), group, "greedy", False, params
         )
-        told = "the state dict has decoupled weight decay"
+        told = "this checkpoint has decoupled weight decay"
         assert told in raised(other.load_state_dict, of_plain)
         ascends = of_class(group, start, maximize=True)
         give(ascends, 0)
