@@ -183,7 +183,8 @@ def recipe_of(
         executor: the name of the executor; by default, it depends on the options.
 
     Raises:
-        TypeError: ``optimizer_class`` is not an optimizer, or lacks an option.
+        TypeError: ``optimizer_class`` is not an optimizer, or lacks an option; or a class whose
+            equivalent has parts, overrides or shared scalars.
         ValueError: a value out of bounds, an unknown executor.
 
     Example::
@@ -191,6 +192,21 @@ def recipe_of(
         >>> recipe_of(torch.optim.AdamW, {"lr": 0.1}).defaults["weight_decay"]
         0.01
     """
+    found = _find_recipe(optimizer_class, options, executor)
+    if isinstance(found, ClassRecipe) and needs_groups(found.optimizer):
+        name = optimizer_class.__name__
+        raise TypeError(
+            f"the functional equivalent of {name} is {found.optimizer}, whose parameters differ in "
+            "their stages or share scalars, and parameter groups with the options of a class "
+            "cannot show that: pass the equivalent itself, as in "
+            f"as_functional_optim({name}, ...), and groups have its hyper-parameters"
+        )
+    return found
+
+
+def _find_recipe(
+    optimizer_class: Any, options: Mapping[str, Any], executor: str | None = None
+) -> Recipe | None:
     if executor is not None:
         check_executor(executor)
     refuse_closure(optimizer_class, PARTS)
@@ -219,7 +235,7 @@ def resolve_functional(optimizer_class: Any, options: Mapping[str, Any]) -> Opti
     Raises:
         TypeError, ValueError: as for :func:`recipe_of`; a class without functional equivalent.
     """
-    found = recipe_of(class_of_functional(optimizer_class) or optimizer_class, options)
+    found = _find_recipe(class_of_functional(optimizer_class) or optimizer_class, options)
     if found is None:
         raise TypeError(
             f"{format_value(optimizer_class)} has no functional equivalent, so it cannot step "

@@ -58,6 +58,7 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
         bits are those of torch on their real view.
 
     Raises:
+        TypeError: the class stands for an optimizer with parts or shared scalars.
         ValueError: the class is not registered, groups need different chains, the state does not
             fit, or there is no step count. The step count may be in the state of each parameter, or
             in the groups, under "step".
@@ -101,6 +102,7 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
     if isinstance(optimizer, ClosureOptimizer):
         closure_state: Any = closure_from_torch(optimizer, params, instance)
         return FromTorch(cast("Any", optimizer), params, closure_state)
+    require_one_chain(optimizer, "from_torch")
     states = []
     for index, group in enumerate(params):
         states.append(
@@ -149,7 +151,7 @@ def _copy_state(
 ) -> LeafState:
     state = from_entries(
         optimizer.stages,
-        optimizer.hypers_at(path),
+        optimizer.hypers_at(path, tuple(param.shape)),
         param,
         instance.state.get(param, {}),
         path_name(path),
@@ -220,7 +222,8 @@ def to_torch_state_dict(
     entries: dict[int, dict[str, Any]] = {}
     number = 0
     for index, paths in enumerate(_grouped_paths(optimizer, params)):
-        named = _group_options(optimizer, paths or [(index,)], options or {})
+        shapes = {path: tuple(states[path][0].shape) for path in paths} or {(index,): ()}
+        named = _group_options(optimizer, shapes, options or {})
         if DECOUPLED in probe.defaults:  # here it follows from the stages
             named.setdefault(DECOUPLED, decouples(optimizer.stages))
         named = _known_options(cls, probe.defaults, named)
@@ -286,18 +289,18 @@ def _states_by_path(
     pairs = dict(zip(spec.paths(), zip(leaves, leaf_states(spec, state), strict=True), strict=True))
     for path, (param, one) in pairs.items():
         if param is not None:
-            hypers = optimizer.hypers_at(path)
+            hypers = optimizer.hypers_at(path, tuple(param.shape))
             check_leaf_state(optimizer.stages, hypers, param, one, path_name(path))
     return pairs
 
 
 def _group_options(
-    optimizer: Optimizer, paths: list[Path], options: Mapping[str, Any]
+    optimizer: Optimizer, shapes: Mapping[Path, tuple[int, ...]], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the hyper-parameters of one group by name, with the options of the class."""
     found: list[tuple[Any, ...]] = []
-    for path in paths:
-        hypers = optimizer.hypers_at(path)
+    for path, shape in shapes.items():
+        hypers = optimizer.hypers_at(path, shape)
         if hash_key(hypers) not in map(hash_key, found):
             found.append(hypers)
     if len(found) > 1:
@@ -358,7 +361,7 @@ def _common_step(states: list[LeafState]) -> int:
 def _torch_entries(
     optimizer: Optimizer, path: Path, param: Tensor, state: LeafState, form: StateDictForm
 ) -> dict[str, Any]:
-    stages, hypers = optimizer.stages, optimizer.hypers_at(path)
+    stages, hypers = optimizer.stages, optimizer.hypers_at(path, tuple(param.shape))
     entries = plain_entries(stages, hypers, param, to_entries(stages, hypers, param, state))
     step = entries.pop("step")
     if "step" in form.options or not form.counts_steps:
