@@ -5,20 +5,15 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim import Optimizer, State, TorchOptimizer
-from functional_optim.engine.groups import NO_STATE, Group, GroupSteps
+from functional_optim import Optimizer, State
+from functional_optim.engine.groups import NO_STATE, ExplicitGradients, Member
 from functional_optim.engine.options import guard_schedules
+from functional_optim.engine.recipes import recipe_of_optimizer
 from functional_optim.engine.stages import hyper_positions
 from functional_optim.engine.states import from_entries, states_by_name, to_entries
 
-_Bucket = tuple[list[tuple[int, list[Tensor], list[str]]], GroupSteps]
-"""For each parameter group its number, and its parameters and names in a bucket; their plans."""
 
-PLANS = 64
-"""Number of buckets for which plans are kept."""
-
-
-class NamedGroups(TorchOptimizer):
+class NamedGroups(ExplicitGradients):
     """Parameter groups, state and checkpoints of a TorchOptimizer that steps parameters by name.
 
     Args:
@@ -37,15 +32,13 @@ class NamedGroups(TorchOptimizer):
         self._initial_state = (
             {} if state is None else states_by_name(optimizer, self._by_name, state)
         )
-        self._buckets: dict[tuple[str, ...], _Bucket] = {}
-        super().__init__(list(params.items()), optimizer)
+        super().__init__(list(params.items()), recipe_of_optimizer(optimizer))
         self._initial_state = {}
         self._group_of = {
             name: number
             for number, group in enumerate(self.param_groups)
             for name in group["param_names"]
         }
-        self._steps = GroupSteps(optimizer.executor, masks=PLANS)
         if state is not None and self._chains.has_shared:
             self._chains.shared = state.shared
 
@@ -62,27 +55,23 @@ class NamedGroups(TorchOptimizer):
     def step_some(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
         """Step these parameters in place, in as few kernel calls as possible."""
         by_id = {id(self._by_name[k]): one for k, one in zip(names, gradients, strict=True)}
-        groups, steps = self._groups(), self._steps
-        if not self._chains.has_shared:  # otherwise step all, some without gradients
-            parts, steps = self._bucket_of(tuple(names))
-            groups = [Group(groups[k].hypers, own, keys, k) for k, own, keys in parts]
 
         def gradients_of(params: list[Tensor]) -> list[Tensor | None]:
             return [by_id.get(id(param)) for param in params]
 
-        steps.step(self._chains.current_groups(groups, self.state, self._leaf_states, gradients_of))
+        bucket = None  # with shared scalars, step all, some without gradients
+        if not self._chains.has_shared:
+            bucket = self._bucket(tuple(names), lambda: self._members_of(names))
+        self._lock.run(self._step_bucket, bucket, self._groups(), gradients_of)
 
-    def _bucket_of(self, names: tuple[str, ...]) -> _Bucket:
-        found = self._buckets.get(names)
-        if found is None:
-            if len(self._buckets) >= PLANS:
-                self._buckets.clear()
-            own: dict[int, list[str]] = {}
-            for name in names:
-                own.setdefault(self._group_of[name], []).append(name)
-            parts = [(k, [self._by_name[one] for one in some], some) for k, some in own.items()]
-            found = self._buckets[names] = parts, GroupSteps(self._optimizer.executor)
-        return found
+    def _members_of(self, names: Sequence[str]) -> list[Member]:
+        own: dict[int, list[str]] = {}
+        for name in names:
+            own.setdefault(self._group_of[name], []).append(name)
+        return [
+            Member(number, [self._by_name[one] for one in some], some)
+            for number, some in own.items()
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         self._chains.write_shared(self.param_groups)

@@ -25,8 +25,7 @@ from functional_optim import (
     sgd,
     sophia,
 )
-from functional_optim.frontends.local_optimizer import FunctionalOptimizer
-from functional_optim.frontends.recipe import recipe_of
+from functional_optim.frontends.local_optimizer import local_optimizer
 from hooks import apply_optimizer_in_backward
 
 from ..choices import case
@@ -198,10 +197,7 @@ def test_a_total_of_a_stage_behind_one_that_lacks_its_input_says_so() -> None:
 
 FRONT_ENDS: dict[str, Callable[[Optimizer], object]] = {
     "in backward": lambda one: apply_optimizer_in_backward(one, [normal(2).requires_grad_()], {}),
-    "workers": lambda one: FunctionalOptimizer(
-        recipe_of(one, {}),  # type: ignore[arg-type]  not None
-        [{"params": [normal(2).requires_grad_()]}],
-    ),
+    "workers": lambda one: local_optimizer(one, [normal(2).requires_grad_()]),
     **{way: lambda one, way=way: WAYS[way](one, params_of()) for way in WAYS},  # type: ignore[misc]
 }
 

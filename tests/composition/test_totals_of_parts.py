@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, chain, clip_by_global_norm, partition, sgd
-from functional_optim.frontends.explicit_gradients import ExplicitGradients
+from functional_optim.frontends.local_optimizer import local_optimizer
 from tests.choices import each
 
 
@@ -46,7 +46,7 @@ def test_a_part_that_is_stepped_alone_takes_its_own_total(executor: Any, in_plac
 
 def test_addends_are_those_of_the_total_that_is_asked_for() -> None:
     named = {name: torch.zeros(2) for name in ("a", "b1", "b2")}
-    local = ExplicitGradients(named.items(), PARTS)
+    local = local_optimizer(PARTS, named.items())
     grads = [None, torch.full((2,), 2.0), torch.full((2,), 3.0)]
     for _ in range(3):  # later steps reuse the plan
         assert local.measure(grads).tolist() == [0.0, 0.0, 0.0]

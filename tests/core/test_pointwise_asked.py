@@ -35,9 +35,9 @@ def test_a_chain_is_tried_once_whatever_its_numbers_are(tried: list[Optimizer]) 
 
 def test_a_scheduler_has_nothing_tried_in_steps(tried: list[Optimizer]) -> None:
     local = local_optimizer(torch.optim.AdamW, [torch.ones(2)], lr=0.1)
-    local.step([torch.ones(2)])
+    local.step_by([torch.ones(2)])
     tried.clear()
     for _ in range(3):
         local.param_groups[0]["lr"] *= 0.5
-        local.step([torch.ones(2)])
+        local.step_by([torch.ones(2)])
     assert not tried

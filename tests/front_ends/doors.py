@@ -32,7 +32,7 @@ class Given:
 
 def local(params: Named, optimizer: Optimizer) -> Given:
     made = local_optimizer(optimizer, list(params.items()))
-    return Given(made, params, made.step)
+    return Given(made, params, made.step_by)
 
 
 def by_hook(params: Named, optimizer: Optimizer) -> Given:

@@ -85,7 +85,7 @@ def test_it_is_refused_before_anything_is_changed(number: int) -> None:
         # This option needs another state field. torch.optim.Adam also fails in mid-run, because
         # its buffer is missing.
         ({"amsgrad": True}, (KeyError, ValueError), "max_exp_avg_sq"),
-        (None, KeyError, "eps"),
+        (None, ValueError, "has no eps; it had, so put it back"),
     ],
 )
 def test_a_value_that_cannot_be_changes_nothing(wrong: Any) -> None:

@@ -88,7 +88,7 @@ def test_here_gradients_are_in_the_order_of_the_groups(name: str) -> None:
             grads_at(step, missing=HOLES),
             {id(one): name for name, one in params.items()},
         )
-        local.step([grads[names[id(one)]] for one in local.params])
+        local.step_by([grads[names[id(one)]] for one in local.params])
     assert_same(detached(params), run_of(chosen, missing=HOLES)[0])
     params = named()
     optimizer = over_threads(chosen, params, placement(2))
@@ -115,7 +115,7 @@ def test_parts_that_share_totals_step_as_one() -> None:
                     ]
                     totals.append(torch.cat(added).sum(0))
                 for part, one in zip(parts, names, strict=True):
-                    part.step([grads[one]], measured=totals)
+                    part.step_by([grads[one]], measured=totals)
             torch.testing.assert_close(detached(params), run_of(chosen, 3)[0])
             assert parts[0].state_dict()["param_groups"][0].keys() >= {"lr"}
 
@@ -193,7 +193,7 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
     optimizer.close()
     local = local_optimizer(inside, pairs_)  # one process has no other worker to agree with
     with pytest.raises(ValueError, match="got 1 gradients for 4 parameters"):
-        local.step([None])
+        local.step_by([None])
     with pytest.raises(ValueError, match="no such stage"):
         local.measure([None] * 4)
 

@@ -30,11 +30,11 @@ def test_a_class_for_sparse_gradients_takes_no_others() -> None:
         rows = torch.tensor([[step, 3]])
         values = noise(step, 2, 2)
         twin.grad = torch.sparse_coo_tensor(rows, values, (4, 2), check_invariants=True)
-        local.step([twin.grad])
+        local.step_by([twin.grad])
         other.step()
         assert_same({"param": param}, {"param": twin})
     with pytest.raises(RuntimeError, match="sparse_adam takes sparse ones"):
-        local.step([torch.ones(4, 2)])
+        local.step_by([torch.ones(4, 2)])
     assert_same({"param": param}, {"param": twin})
 
 
@@ -50,7 +50,7 @@ def test_every_class_as_torch_and_its_state_both_ways() -> None:
                 given = gradients(step, ("scale",) if step == 1 else ())
                 for name, grad in given.items():
                     twins[name].grad = grad
-                local.step(list(given.values()))
+                local.step_by(list(given.values()))
                 twin.step()
                 local.param_groups[0]["lr"] = twin.param_groups[0]["lr"] = 0.05
                 if step == 1:
@@ -76,7 +76,7 @@ def test_what_stands_in_grad_is_neither_read_nor_changed() -> None:
                     warnings.simplefilter("ignore")
                     local = local_optimizer(chosen, params.items())
                 for step in range(2):
-                    local.step(list(gradients(step, ("scale",)).values()))
+                    local.step_by(list(gradients(step, ("scale",)).values()))
                 found = [param.grad for param in params.values()]
                 assert all(a is b for a, b in zip(found, kept, strict=True))
                 made.append(params)
@@ -88,7 +88,7 @@ def test_what_was_resolved_can_be_sent() -> None:
     for given in (torch.optim.AdamW, adamw, adamw(), lambda lr: chain(adamw(lr=lr))):
         found = pickle.loads(pickle.dumps(resolve_recipe(given, (), {"lr": 0.1})))
         params = parameters()
-        bind_recipe(found, params.items()).step(list(gradients(0).values()))
+        bind_recipe(found, params.items()).step_by(list(gradients(0).values()))
         assert_same(params, locally(adamw(lr=0.1), [gradients(0)]))
 
 
@@ -108,13 +108,13 @@ def test_groups_and_bad_input() -> None:
     local = local_optimizer(sgd, [{"params": params[:1], "lr": 0.5}, {"params": params[1:]}])
     assert [group["lr"] for group in local.param_groups] == [0.5, 1e-3]
     with pytest.raises(ValueError, match="got 1 gradients for 4 parameters"):
-        local.step([None])
+        local.step_by([None])
     with pytest.raises(ValueError, match="no such stage"):
         local.measure([None] * 4)
     before = [param.detach().clone() for param in params]
     odd = [*list(gradients(0).values())[:3], noise(0, 2)]
     with pytest.raises(ValueError, match="has shape"):
-        local.step(odd)
+        local.step_by(odd)
     assert all(map(torch.equal, params, before))
 
 
@@ -158,7 +158,7 @@ def test_gradients_are_in_the_order_of_the_groups(name: str) -> None:
     if local.measured_stages:
         squares = [2.0 * numbers[id(one)] ** 2 for one in order]
         assert local.measure(gradients_of).tolist() == pytest.approx(squares)
-    local.step(gradients_of)
+    local.step_by(gradients_of)
     for key, param in params.items():
         lr = 0.25 if "parts" in name and key in "ab" else 0.5
         assert param.tolist() == [-lr * numbers[id(param)]] * 2

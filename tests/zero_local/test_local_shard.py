@@ -40,7 +40,7 @@ def stepped(
     measured: list[Tensor] = []
     for _ in range(local.measured_stages):
         measured.append(summed(local.measure(given, measured=measured)))
-    local.step(given, measured=measured)
+    local.step_by(given, measured=measured)
 
 
 def in_order(added: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Optimizers as the caller named them: a chain, a constructor, or a class of torch.optim."""
 
+from functional_optim.frontends.group_options import GroupChain, OptionsReader
 from functional_optim.frontends.local_optimizer import (
     as_groups,
     bind_recipe,
@@ -8,14 +9,14 @@ from functional_optim.frontends.local_optimizer import (
 )
 from functional_optim.frontends.opaque_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import (
-    ChainCache,
     ComposedRecipe,
-    GroupChain,
     OptimizerRecipe,
     Recipe,
     StateDictForm,
     class_of_functional,
+    device_of,
     recipe_of,
+    recipe_of_optimizer,
     resolve_functional,
 )
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS, is_optimizer_class
@@ -23,19 +24,21 @@ from functional_optim.optimizer.constructors import call_constructor
 
 __all__ = [
     "EXECUTION_OPTIONS",
-    "ChainCache",
     "ComposedRecipe",
     "GroupChain",
     "OpaqueRecipe",
     "OptimizerRecipe",
+    "OptionsReader",
     "Recipe",
     "StateDictForm",
     "as_groups",
     "bind_recipe",
     "call_constructor",
     "class_of_functional",
+    "device_of",
     "is_optimizer_class",
     "recipe_of",
+    "recipe_of_optimizer",
     "resolve_functional",
     "resolve_recipe",
     "warn_opaque",

@@ -1,35 +1,64 @@
 """ExplicitGradients: a TorchOptimizer that gets gradients as arguments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.checks import check_count, check_grad, check_measured
 from functional_optim.core.dynamo import disable_compile
-from functional_optim.frontends.group_steps import CurrentGroups
-from functional_optim.frontends.torch_groups import params_of_groups
+from functional_optim.frontends.group_options import GroupChain, OptionsReader
+from functional_optim.frontends.group_tensors import Gradients, Group
+from functional_optim.frontends.recipe import ClassRecipe, Recipe, device_of
+from functional_optim.frontends.step_buckets import Member, StepBucket
+from functional_optim.frontends.torch_checkpoint import DECOUPLED
+from functional_optim.frontends.torch_groups import (
+    missing_flags,
+    options_of,
+    params_of_groups,
+    require_options,
+)
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.kernels import needs_total
+
+BUCKETS = 64
+"""Number of buckets for which plans are kept, and number of sets of missing gradients."""
 
 
 class ExplicitGradients(TorchOptimizer):
     """TorchOptimizer whose steps get gradients as arguments, and do not read ``.grad``.
 
+    It is a :class:`~.local_optimizer.LocalOptimizer`. Its groups have the options of a class, if
+    the recipe is that of a class. Such an option may change the stages of a group.
+
     Args:
         params: as for :class:`TorchOptimizer`.
-        optimizer: an optimizer that needs no inputs besides gradients.
+        recipe: of an optimizer that needs no inputs besides gradients.
 
     Example::
 
         >>> from functional_optim import sgd
+        >>> from functional_optim.frontends.recipe import OptimizerRecipe
         >>> weight = torch.ones(2)
-        >>> optimizer = ExplicitGradients([weight], sgd(lr=0.5))
+        >>> optimizer = ExplicitGradients([weight], OptimizerRecipe(sgd(lr=0.5)))
         >>> optimizer.step_by([torch.ones(2)])
         >>> weight
         tensor([0.5000, 0.5000])
     """
+
+    def __init__(self, params: Iterable[Any], recipe: Recipe) -> None:
+        require_gradients_alone(recipe.optimizer, "an optimizer that is given its gradients")
+        self._use_recipe(recipe)
+        super().__init__(params, recipe.optimizer)
+
+    def _use_recipe(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._class = recipe if isinstance(recipe, ClassRecipe) else None
+        self._placed: dict[int, GroupChain] = {}
+        """For groups with the options of a class, the chain that :attr:`_chains` has."""
+        self._buckets: dict[Hashable, StepBucket] = {}
 
     @property
     def params(self) -> list[Tensor]:
@@ -37,9 +66,9 @@ class ExplicitGradients(TorchOptimizer):
         return params_of_groups(self.param_groups)
 
     @property
-    def shared_entries(self) -> dict[str, Any]:
-        """The shared scalars, which groups store together with their options."""
-        return self._chains.shared_entries()
+    def state_keys(self) -> set[str]:
+        """The keys of groups that are no options: shared scalars, and the step count of a group."""
+        return {*self._chains.shared_entries(), *self._recipe.form.options} - {DECOUPLED}
 
     @property
     def measured_stages(self) -> int:
@@ -86,15 +115,16 @@ class ExplicitGradients(TorchOptimizer):
         return self._lock.run(self._measure, gradients, measured)
 
     def _step_by(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> None:
-        self._steps.prepare(self._current_groups(gradients), measured)()
-        self._chains.write_shared(self.param_groups)
+        groups = self._groups()
+        self._step_bucket(None, groups, self._by_param(groups, gradients), measured)
 
     def _measure(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> Tensor:
-        by_id, zero = self._steps.addends(self._current_groups(gradients), measured)
+        groups = self._groups()
+        by_id, zero = self._addends(None, groups, self._by_param(groups, gradients), measured)
         return torch.stack([by_id.get(id(one), zero).cpu() for one in self.params])
 
-    def _current_groups(self, gradients: Sequence[Tensor | None]) -> CurrentGroups:
-        groups = self._groups()
+    def _by_param(self, groups: Sequence[Group], gradients: Sequence[Tensor | None]) -> Gradients:
+        """Return a function of parameters that returns their gradients, after checks."""
         every = self.params
         check_count(gradients, len(every))
         by_id = dict(zip(map(id, every), gradients, strict=True))
@@ -109,4 +139,118 @@ class ExplicitGradients(TorchOptimizer):
         def gradients_of(params: list[Tensor]) -> list[Tensor | None]:
             return list(map(by_id.__getitem__, map(id, params)))
 
-        return self._chains.current_groups(groups, self.state, self._leaf_states, gradients_of)
+        return gradients_of
+
+    # ------------------------------------------------------------------- some of the parameters
+
+    def _bucket(
+        self, key: Hashable, members_of: Callable[[], Sequence[Member]] | None = None
+    ) -> StepBucket:
+        """Return the bucket of a key; ``members_of`` returns its members, by default all groups."""
+        found = self._buckets.get(key)
+        if found is None:
+            if len(self._buckets) >= BUCKETS:
+                self._buckets.clear()
+            members = None if members_of is None else members_of()
+            numbers = range(len(self.param_groups)) if members is None else [k for k, *_ in members]
+            executors = [self._optimizer_of(number).executor for number in numbers]
+            found = self._buckets[key] = StepBucket(members, self._chains, executors, BUCKETS)
+        return found
+
+    def _step_bucket(
+        self,
+        bucket: StepBucket | None,
+        groups: Sequence[Group],
+        gradients: Gradients,
+        measured: Sequence[Tensor] = (),
+    ) -> None:
+        """Step a bucket, by default all parameters, after all checks; write shared scalars."""
+        own = groups, self._states, self._leaf_states, gradients
+        every = (bucket or self._bucket(None)).current(*own)
+        for call in [steps.prepare(now, measured) for steps, now in every]:
+            call()
+        if self._chains.has_shared:
+            self._chains.write_shared(self.param_groups)
+
+    def _addends(
+        self,
+        bucket: StepBucket | None,
+        groups: Sequence[Group],
+        gradients: Gradients,
+        measured: Sequence[Tensor],
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """Return each tensor's addend to the next total, by ``id``, and a zero addend."""
+        own = groups, self._states, self._leaf_states, gradients
+        found: dict[int, Tensor] = {}
+        zero = torch.zeros((), dtype=torch.float64)
+        for steps, now in (bucket or self._bucket(None)).current(*own):
+            added, zero = steps.addends(now, measured)
+            found.update(added)
+        return found, zero
+
+    # -------------------------------------------------------------------- the options of a class
+
+    def _defaults(self) -> Mapping[str, Any]:
+        if self._class is None:
+            return super()._defaults()
+        return {**self._class.defaults, **self._class.form.options}
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        if self._class is None:
+            super()._check_options(group)
+            return
+        require_options(group, self._class.defaults)
+        given = group["params"]
+        self._class.reader(device_of(given if isinstance(given, (list, tuple)) else ())).chain(
+            group
+        )
+
+    def _reader(self, number: int) -> OptionsReader:
+        if self._class is None:
+            return super()._reader(number)
+        return self._class.reader(device_of(self.param_groups[number]["params"]), number)
+
+    def _groups(self) -> list[Group]:
+        groups = super()._groups()
+        if self._class is not None:
+            for number, options in self._options.items():
+                self._place(number, options.latest)
+        return groups
+
+    def _place(self, number: int, chain: GroupChain) -> None:
+        """Replace the chain of a group if an option has changed its stages or its executor."""
+        before = self._placed.get(number)
+        if chain is before:
+            return
+        if before is None or chain[::2] != before[::2]:
+            self._chains.replace_part(number, chain.optimizer)
+            self._steps.forget()
+            self._buckets.clear()
+        self._placed[number] = chain
+
+    def _complete_state(self, number: int) -> None:
+        if self._class is not None:
+            self._place(number, self._options_of(number).chain(self._stepped_groups[number]))
+        super()._complete_state(number)
+
+    def _loaded_groups(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        if self._class is None:
+            return super()._loaded_groups(saved)
+        pairs = zip(saved, [*self.param_groups, *[{}] * len(saved)], strict=False)
+        return [{**options_of(own), **missing_flags(one, own), **one} for one, own in pairs]
+
+    def _loaded_group(self, number: int, loaded: dict[str, Any]) -> dict[str, Any]:
+        if self._class is None:
+            return super()._loaded_group(number, loaded)
+        self._place(number, self._options_of(number).chain(loaded))
+        return (
+            loaded if DECOUPLED in self._class.defaults else super()._loaded_group(number, loaded)
+        )
+
+    @disable_compile
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a checkpoint of this optimizer or of the equivalent torch.optim class."""
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            self._buckets.clear()

@@ -15,12 +15,13 @@ from torch import Tensor
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import HYPERS, LeafChain
+from functional_optim.core.stage import Stage
 from functional_optim.core.state import Shared, state_tensors
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.group_parts import CheckParam, GroupPart, divide_group, needs_groups
 from functional_optim.frontends.group_steps import NO_STATE, CurrentGroups, current_groups
 from functional_optim.frontends.group_tensors import Entries, Gradients, Group, StatesOf
-from functional_optim.kernels import in_place
+from functional_optim.kernels import in_place, needs_total
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.explain import chain_lines, waiting_lines
 from functional_optim.plan import leaf_by_leaf
@@ -61,6 +62,8 @@ class GroupChains:
         """True if groups are divided by chain."""
         self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
         """For each parameter group, its own optimizer and the indices of its links."""
+        self._places: dict[tuple[Stage, ...], tuple[int, ...]] = {}
+        """The indices of links, by the stages of groups with the options of a class."""
         self.selectors = UnmatchedSelectors(optimizer.links, optimizer.overrides)
         self.shared: Any = initial_shared(optimizer)
         self.has_shared = isinstance(self.shared, Shared)
@@ -84,6 +87,33 @@ class GroupChains:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_chains": []}
+
+    def replace_part(self, number: int, own: Optimizer) -> None:
+        """Replace the chain of a group, whose options have changed its stages.
+
+        Links of new stages are added to those of all groups.
+
+        Raises:
+            ValueError: the new chain, or another one, has a stage that needs a total over all
+                gradients, which acts on all groups.
+        """
+        before = self.optimizer
+        if not self._places:
+            self._places[before.stages] = tuple(range(len(before.links)))
+        places = self._places.get(own.stages, ())
+        if own.links and not places:
+            if any(map(needs_total, (*before.stages, *own.stages))):
+                raise ValueError(
+                    f"the options of parameter group {number} need another chain than those of "
+                    "other groups, and a stage of these chains needs a total over all gradients; "
+                    "put the option back, or make another optimizer for that group"
+                )
+            places = tuple(range(len(before.links), len(before.links) + len(own.links)))
+            self._places[own.stages] = places
+            self.optimizer = replace(before, links=(*before.links, *own.links))
+            self._links = self.optimizer.links
+        self.parts[number] = own, places
+        self._chains = []
 
     def divide(self, group: Mapping[str, Any], first: int) -> list[GroupPart]:
         """Divide a group into groups with one chain each: see :func:`divide_group`."""
@@ -211,7 +241,7 @@ class GroupChains:
 
         If there are several groups, each line begins with the number of its group.
         """
-        numbers = range(len(self.parts)) if len(groups) > 1 else None
+        numbers = range(len(self.parts)) if len(self.parts) > 1 else None
         lines = self.group_lines(groups, state, numbers)
         return "\n".join([*lines, *waiting_lines(self.optimizer)])
 
@@ -229,9 +259,9 @@ class GroupChains:
         params = [param for group in groups for param in group.params]
         chains = self._chains_of(groups)
         every = [stage for chain in chains for stage in chain.stages]
-        executor = in_place(self.optimizer.executor, params, every)
         lines: list[str] = []
         for group, chain in zip(groups, chains, strict=True):
+            executor = in_place(self.parts[group.number][0].executor, params, every)
             head = "" if numbers is None else f"param_groups[{numbers[group.number]}]: "
             found = [(param, group.hypers) for param in group.params]
             counts = [state.get(one, {}).get("step") for one in group.params]

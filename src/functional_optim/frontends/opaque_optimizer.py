@@ -1,7 +1,7 @@
 """OpaqueOptimizer: an optimizer class without a functional equivalent, as a LocalOptimizer."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +40,7 @@ class OpaqueOptimizer:
         >>> weight = torch.ones(2, requires_grad=True)
         >>> recipe = OpaqueRecipe(torch.optim.SGD, (), {"lr": 0.5})
         >>> local = OpaqueOptimizer(recipe, [{"params": [weight]}])
-        >>> local.step([torch.ones(2)])
+        >>> local.step_by([torch.ones(2)])
         >>> weight.detach(), weight.grad
         (tensor([0.5000, 0.5000]), None)
     """
@@ -62,6 +62,7 @@ class OpaqueOptimizer:
             self._params = own  # the class may have divided the groups
 
     measured_stages = 0
+    state_keys: Collection[str] = ()
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -74,7 +75,9 @@ class OpaqueOptimizer:
         """The parameters, group by group; in the given order if the class has other parameters."""
         return list(self._params)
 
-    def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
+    def step_by(
+        self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
+    ) -> None:
         """Write gradients to ``.grad``, step, and restore ``.grad``."""
         if measured:
             self.measure(gradients)

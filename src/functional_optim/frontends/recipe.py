@@ -1,7 +1,7 @@
 """Recipes: functions from the current options of a parameter group to its chain."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,9 +11,7 @@ from functional_optim.core.chain import list_paths
 from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.expression import AUTO
 from functional_optim.core.format import format_value
-from functional_optim.core.hyper import are_unchanged
-from functional_optim.core.links import replace_values
-from functional_optim.core.stage import Stage
+from functional_optim.frontends.group_options import ClassOptions, GroupOptions, OptionsReader
 from functional_optim.frontends.group_parts import needs_groups
 from functional_optim.frontends.registry import (
     as_functional_optim,
@@ -28,23 +26,11 @@ from functional_optim.frontends.torch_arguments import (
     step_once,
 )
 from functional_optim.frontends.torch_checkpoint import (
-    DECOUPLED,
     decay_options,
-    require_same_decay,
 )
-from functional_optim.frontends.torch_schedule import refuse_schedulers
 from functional_optim.kernels import check_executor
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.constructors import PARTS, call_constructor
-
-
-class GroupChain(NamedTuple):
-    """Chain that steps the parameters of a group."""
-
-    stages: tuple[Stage, ...]
-    hypers: tuple[Any, ...]
-    """One Hyper per stage; the same object until an option changes."""
-    executor: str
 
 
 class StateDictForm(NamedTuple):
@@ -72,8 +58,8 @@ class Recipe(Protocol):
     form: StateDictForm
     """The form of its state dicts."""
 
-    def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
-        """Return the chain for a group's options, with the executor for a type of device."""
+    def reader(self, device: str, number: int | None = None) -> OptionsReader:
+        """Return a reader of a group's options; ``number`` is that of the group, for errors."""
         ...
 
 
@@ -86,9 +72,8 @@ class OptimizerRecipe:
         # TorchOptimizer uses the same form, so both load each other's checkpoints.
         self.form = StateDictForm(options=decay_options(optimizer.stages))
 
-    def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
-        values = {name: options[name] for name in self.defaults}
-        return Optimizer(replace_values(self.optimizer.links, values), self.optimizer.executor)
+    def reader(self, device: str, number: int | None = None) -> OptionsReader:
+        return GroupOptions(self.optimizer, number)
 
 
 class ComposedRecipe:
@@ -99,9 +84,9 @@ class ComposedRecipe:
         self.defaults: dict[str, Any] = {}
         self.form = StateDictForm()
 
-    def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
-        """Return the whole optimizer. Options are ignored: the recipes of groups have them."""
-        return self.optimizer
+    def reader(self, device: str, number: int | None = None) -> OptionsReader:
+        """Return a reader of no options: the recipes of groups have them."""
+        return ClassOptions({}, lambda options: self.optimizer, number)
 
     def list_paths(self, params: Mapping[str, Tensor]) -> "ComposedRecipe":
         """Return a recipe that can be pickled, since selectors become lists of these parameters."""
@@ -120,10 +105,10 @@ class ClassRecipe:
         self._factory = factory_of(cls)
         self._executor = executor
         self.defaults: dict[str, Any] = dict(probe.defaults)
-        self.optimizer = self.build(self.defaults, "cpu")
+        self.optimizer = self._build(self.defaults, "cpu")
         self.form = form_of(probe)
 
-    def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
+    def _build(self, options: Mapping[str, Any], device: str) -> Optimizer:
         arguments = (
             self.defaults if is_open(self._class) else inspect.signature(self._class).parameters
         )
@@ -140,6 +125,16 @@ class ClassRecipe:
         refuse_closure(made, PARTS)
         found: Optimizer = made.using(executor=executor)
         return found
+
+    def reader(self, device: str, number: int | None = None) -> OptionsReader:
+        return ClassOptions(self.defaults, lambda options: self._build(options, device), number)
+
+
+def device_of(params: Sequence[Any]) -> str:
+    """Return the type of device of parameters, or of pairs of a name and a parameter."""
+    every = [one[1] if isinstance(one, tuple) else one for one in params]
+    kinds = {one.device.type for one in every if isinstance(one, Tensor)}
+    return "cuda" if "cuda" in kinds else next(iter(kinds), "cpu")
 
 
 def form_of(probe: torch.optim.Optimizer) -> StateDictForm:
@@ -211,18 +206,18 @@ def _find_recipe(
         check_executor(executor)
     refuse_closure(optimizer_class, PARTS)
     if isinstance(optimizer_class, Optimizer):
-        return _recipe_of_optimizer(optimizer_class.replace(**options), executor)
+        return recipe_of_optimizer(optimizer_class.replace(**options), executor)
     if _is_registered(optimizer_class):
         if is_optimizer_class(optimizer_class):
             return ClassRecipe(optimizer_class, options, executor)
-        return _recipe_of_optimizer(as_functional_optim(optimizer_class, **options), executor)
+        return recipe_of_optimizer(as_functional_optim(optimizer_class, **options), executor)
     if not callable(optimizer_class):
         raise TypeError(
             "optimizer_class must be a class of torch.optim, or an optimizer or constructor of "
             f"functional_optim, got {format_value(optimizer_class)}"
         )
     own = call_constructor(optimizer_class, options)
-    return None if own is None else _recipe_of_optimizer(own, executor)
+    return None if own is None else recipe_of_optimizer(own, executor)
 
 
 def resolve_functional(optimizer_class: Any, options: Mapping[str, Any]) -> Optimizer:
@@ -245,7 +240,8 @@ def resolve_functional(optimizer_class: Any, options: Mapping[str, Any]) -> Opti
     return found.optimizer
 
 
-def _recipe_of_optimizer(optimizer: Optimizer, executor: str | None) -> Recipe:
+def recipe_of_optimizer(optimizer: Optimizer, executor: str | None = None) -> Recipe:
+    """Return the recipe of an Optimizer; ``executor`` replaces its executor."""
     refuse_closure(optimizer, PARTS)
     kind = ComposedRecipe if needs_groups(optimizer) else OptimizerRecipe
     return kind(optimizer.using(executor=executor))
@@ -266,45 +262,3 @@ def _is_registered(optimizer_class: Any) -> bool:
         return optimizer_class in functional_optim_map
     except TypeError:  # not hashable
         return False
-
-
-class ChainCache:
-    """Cache of the chains of groups, by their options.
-
-    Args:
-        recipe_of: returns the recipe of a group, by number.
-    """
-
-    def __init__(self, recipe_of: Callable[[int], Recipe]) -> None:
-        self._recipe_of = recipe_of
-        self._known: dict[tuple[int, str], tuple[tuple[Any, ...], GroupChain]] = {}
-
-    def of(self, number: int, options: Mapping[str, Any], device: str) -> GroupChain:
-        """Return the chain for the current options of a group.
-
-        Args:
-            device: the type of device of the parameters.
-
-        Raises:
-            TypeError, ValueError: an option has a wrong value, or is missing.
-        """
-        recipe = self._recipe_of(number)
-        missing = [name for name in recipe.defaults if name not in options]
-        if missing:
-            raise ValueError(
-                f"parameter group {number} has no {', '.join(missing)}; it had, so put it back"
-            )
-        refuse_schedulers(options)
-        if DECOUPLED in options and DECOUPLED not in recipe.defaults:
-            require_same_decay(recipe.optimizer.stages, options)
-        values = tuple(options[name] for name in recipe.defaults)
-        known = self._known.get((number, device))
-        if known is not None and are_unchanged(known[0], values):
-            return known[1]
-        made = recipe.build(options, device)
-        stages = made.stages
-        if known is not None and known[1].stages == stages:
-            stages = known[1].stages  # caches of compiled kernels compare stages by identity
-        chain = GroupChain(stages, tuple(link.hyper for link in made.links), made.executor)
-        self._known[number, device] = (values, chain)
-        return chain

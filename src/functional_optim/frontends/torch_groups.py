@@ -1,7 +1,6 @@
 """Options in torch's parameter groups, and their translation to hyper-parameters of stages."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import is_
 from typing import Any
 
 import torch
@@ -9,21 +8,17 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_param, check_writable
 from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.constructor_calls import prefix_links_error
 from functional_optim.core.format import closest_name, format_value
-from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replace_fields
+from functional_optim.core.hyper import copy_tensors
 from functional_optim.core.leaf import layouts_of
 from functional_optim.core.links import (
-    apply_changes,
-    expand_changes,
-    parse_changes,
     suggest_call,
 )
 from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.stage import Stage
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
-from functional_optim.frontends.torch_checkpoint import DECOUPLED, require_same_decay
-from functional_optim.frontends.torch_schedule import is_scheduled, refuse_schedulers
+from functional_optim.frontends.torch_checkpoint import DECOUPLED
+from functional_optim.frontends.torch_schedule import is_scheduled
 from functional_optim.optimizer import Optimizer
 
 MAXIMIZE_OPTION = "maximize"
@@ -181,16 +176,6 @@ def params_of_groups(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [param for group in groups for param in group["params"]]
 
 
-def hypers_of(own: Optimizer, group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the hyper-parameters of each stage of a group's chain, from the group's options.
-
-    Raises:
-        TypeError, ValueError: a value is out of bounds or missing, or its name is ambiguous; or
-            the group has another kind of weight decay.
-    """
-    return GroupOptions(own).checked_hypers(group)
-
-
 def copy_option_tensors(group: dict[str, Any]) -> None:
     """Copy the tensors among a group's options, so that no other group or optimizer shares them.
 
@@ -283,93 +268,3 @@ def common_options(
         return {}
     first, *others = names
     return {name: groups[0][name] for name in first if all(name in own for own in others)}
-
-
-class GroupOptions:
-    """Reader of the options of a parameter group, which checks changed options at each step."""
-
-    def __init__(self, own: Optimizer) -> None:
-        self._own = own
-        names = {name: name for name in own.hyper}
-        self._names = names.keys()
-        self._meant = expand_changes(own.links, parse_changes(own.links, names))
-        self._size = 0
-        """The number of entries of the group at the last read."""
-        self._values: list[Any] = []
-        self._are_fixed = False
-        self._hypers: tuple[Any, ...] = ()
-
-    def hypers(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the hyper-parameters of each stage: the same tuple until an option changes.
-
-        Raises:
-            KeyError: an option is missing, as in torch's classes.
-            TypeError, ValueError: as for :func:`hypers_of`; or a torch scheduler for a schedule.
-        """
-        if "initial_lr" in group:
-            refuse_schedulers(group)
-        if DECOUPLED in group:
-            require_same_decay(self._own.stages, group)
-        values = list(map(group.__getitem__, self._names))
-        same = self._are_fixed and len(group) == self._size
-        if not (same and all(map(is_, values, self._values))):
-            self._read(group, values)
-        return self._hypers
-
-    def checked_hypers(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the hyper-parameters of each stage: see :func:`hypers_of`."""
-        self._check_names(group)
-        require_same_decay(self._own.stages, group)
-        self._read(group, [group[name] for name in self._names])
-        return self._hypers
-
-    def _read(self, group: Mapping[str, Any], values: list[Any]) -> None:
-        """Update the hyper-parameters. If a value is refused, none is updated."""
-        new = dict(zip(self._names, values, strict=True))
-        if len(group) != self._size:
-            self._check_names(group)
-        if self._values:
-            for name, before, now in zip(self._names, self._values, values, strict=True):
-                if (before is now and self._are_fixed) or are_unchanged((before,), (now,)):
-                    del new[name]
-            if new:
-                self._hypers = self._with(new)
-        else:
-            changes = [(*place, new[name]) for place, name in self._meant.items()]
-            self._hypers = tuple([link.hyper for link in apply_changes(self._own.links, changes)])
-        fixed = new.values() if self._are_fixed else values
-        self._values, self._are_fixed = values, all(map(is_fixed, fixed))
-        self._size = len(group)
-
-    def _with(self, new: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the hyper-parameters with new values, after checking these values."""
-        values: dict[int, dict[str, Any]] = {}
-        for (place, field), name in self._meant.items():
-            if name in new:
-                values.setdefault(place, {})[field] = new[name]
-        hypers = list(self._hypers)
-        try:
-            for place, own in values.items():
-                stage = self._own.links[place].stage
-                hypers[place] = replace_fields(
-                    stage.name, stage.bounds, stage.check, hypers[place], own
-                )
-        except (TypeError, ValueError) as error:
-            prefix_links_error(self._own.links, error)
-            raise
-        return tuple(hypers)
-
-    def _check_names(self, group: Mapping[str, Any]) -> None:
-        """Raise ValueError if an option is missing, or an option name is ambiguous."""
-        names = self._names
-        if not names <= group.keys():
-            missing = ", ".join(name for name in names if name not in group)
-            raise ValueError(
-                f"a parameter group has no {missing}: it is of another optimizer than {self._own}"
-            )
-        for key in group.keys() - names:
-            alike = [name for name in names if name.endswith(f".{key}")]
-            if alike:
-                raise ValueError(
-                    f"several stages of this chain have a {key!r}; set {' or '.join(alike)}"
-                )

@@ -17,6 +17,7 @@ from functional_optim.core.state import LeafState
 from functional_optim.frontends.averaged_params import AveragedParams
 from functional_optim.frontends.checkpoint_names import match_params
 from functional_optim.frontends.group_chains import GroupChains
+from functional_optim.frontends.group_options import GroupOptions, OptionsReader
 from functional_optim.frontends.group_steps import GroupSteps
 from functional_optim.frontends.group_tensors import Group, new_group
 from functional_optim.frontends.param_inputs import list_inputs
@@ -31,11 +32,9 @@ from functional_optim.frontends.torch_entries import (
     restore_form,
 )
 from functional_optim.frontends.torch_groups import (
-    GroupOptions,
     check_group_order,
     common_options,
     copy_option_tensors,
-    hypers_of,
     loaded_groups,
     params_of_groups,
     remove_groups,
@@ -112,18 +111,20 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def __init__(self, params: Iterable[Any], optimizer: Optimizer | ClosureOptimizer) -> None:
         optimizer = require_optimizer(optimizer)
         require_params(params)
-        self._lock = StepLock()
-        self._optimizer = optimizer
-        self._chains = self._chains_of(optimizer)
-        self._steps = GroupSteps(optimizer.executor)
-        self._options: dict[int, GroupOptions] = {}
-        self._init_hypers: dict[int, tuple[Any, ...]] = {}
-        self._loaded: dict[str, Any] = {}
-        self._known: list[dict[str, Any]] = []
-        super().__init__(params, {} if self._chains.divides else optimizer.hyper)
+        self._use_optimizer(optimizer, self._chains_of(optimizer))
+        super().__init__(params, dict(self._defaults()))
         self._translate_checkpoints()
         if self._chains.divides:
             self._chains.selectors.check()
+
+    def _use_optimizer(self, optimizer: Optimizer, chains: GroupChains) -> None:
+        self._lock = StepLock()
+        self._optimizer, self._chains = optimizer, chains
+        self._steps = GroupSteps(optimizer.executor)
+        self._options: dict[int, OptionsReader] = {}
+        self._init_hypers: dict[int, tuple[Any, ...]] = {}
+        self._loaded: dict[str, Any] = {}
+        self._known: list[dict[str, Any]] = []
 
     @staticmethod
     def _chains_of(optimizer: Optimizer) -> GroupChains:
@@ -173,12 +174,11 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         chains = self._chains
         if isinstance(group, dict) and "params" in group:
             if not chains.divides:
-                require_options(group, self._optimizer.hyper)
-                hypers_of(self._optimizer, {**self.defaults, **group})
+                self._check_options({**self.defaults, **group})
             group = with_checked_params(group, () if chains.divides else self._optimizer.stages)
         if chains.divides and isinstance(group.get("params"), list):
             parts = chains.divide(group, len(params_of_groups(self.param_groups)))
-            more = [(one, hypers_of(one.optimizer, one.group)) for one in parts]
+            more = [(one, GroupOptions(one.optimizer).checked_hypers(one.group)) for one in parts]
             chains.check_common_options(self._groups(), more)
             self.defaults = {}  # torch must not add options of other parts
             for part in parts:
@@ -311,16 +311,14 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def _format_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Change a state dict to torch's form."""
         chains, groups = [], []
-        for number, group in enumerate(self.param_groups):
-            hypers = self._options_of(number).hypers(group)
-            chains.append((self._optimizer_of(number).stages, hypers))
-            groups.append({**group, "params": self._tensors(number)})
+        for own, group in zip(self._groups(), self.param_groups, strict=True):
+            chains.append((self._optimizer_of(own.number).stages, own.hypers))
+            groups.append({**group, "params": self._tensors(own.number)})
         format_checkpoint(chains, groups, state_dict, self._init_hypers)
 
     def _store_loaded(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a state dict with groups in the order of this optimizer, and store it."""
-        groups = match_params(state_dict, self.param_groups)
-        groups = loaded_groups(groups, self.param_groups)
+        groups = self._loaded_groups(match_params(state_dict, self.param_groups))
         self._loaded = {**state_dict, "param_groups": groups}
         return self._loaded
 
@@ -328,10 +326,9 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         """Complete the loaded state of all parameters, and restore its dtypes and storages."""
         self._chains.load_shared(self.param_groups)
         for number, loaded_group in enumerate(self.param_groups):
-            own = self._optimizer_of(number)
-            stages = own.stages
-            group = self.param_groups[number] = without_decay_kind(stages, loaded_group)
-            hypers = hypers_of(own, group)
+            group = self.param_groups[number] = self._loaded_group(number, loaded_group)
+            hypers = self._options_of(number).checked_hypers(group)
+            stages = self._optimizer_of(number).stages
             kept = self._loaded["param_groups"][number]["params"]
             loaded = [self._loaded["state"].get(key, {}) for key in kept]
             tensors = {**group, "params": self._tensors(number)}
@@ -386,14 +383,37 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _complete_state(self, number: int) -> None:
         """Check the state of a group's parameters, and create missing state."""
-        own = self._optimizer_of(number)
-        self.param_groups[number] = guard_schedules(self.param_groups[number], own.hyper)
+        options = self._options_of(number)
+        self.param_groups[number] = guard_schedules(self.param_groups[number], options.names)
         group = self._stepped_groups[number]
-        hypers = hypers_of(own, group)
-        complete_state(own.stages, hypers, group, self._states)
+        hypers = options.checked_hypers(group)
+        complete_state(self._optimizer_of(number).stages, hypers, group, self._states)
         self._init_hypers[number] = hypers
 
-    def _options_of(self, index: int) -> GroupOptions:
+    def _options_of(self, index: int) -> OptionsReader:
         if index not in self._options:
-            self._options[index] = GroupOptions(self._optimizer_of(index))
+            self._options[index] = self._reader(index)
         return self._options[index]
+
+    # Subclasses may have groups with the options of a class.
+
+    def _defaults(self) -> Mapping[str, Any]:
+        """Return the defaults of all groups."""
+        return {} if self._chains.divides else self._optimizer.hyper
+
+    def _reader(self, number: int) -> OptionsReader:
+        """Return a new reader of a group's options."""
+        return GroupOptions(self._optimizer_of(number), number)
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        """Check the options of a new group, which is not divided."""
+        require_options(group, self._optimizer.hyper)
+        GroupOptions(self._optimizer).checked_hypers(group)
+
+    def _loaded_groups(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the groups of a checkpoint, with the options that they lack."""
+        return loaded_groups(saved, self.param_groups)
+
+    def _loaded_group(self, number: int, loaded: dict[str, Any]) -> dict[str, Any]:
+        """Return a group of a checkpoint, without torch's option for the kind of weight decay."""
+        return without_decay_kind(self._optimizer_of(number).stages, loaded)

@@ -12,11 +12,11 @@ from functional_optim.engine.options import (
     require_options,
 )
 from functional_optim.engine.recipes import (
-    ChainCache,
     ComposedRecipe,
     GroupChain,
     OpaqueRecipe,
     OptimizerRecipe,
+    OptionsReader,
     Recipe,
 )
 from functional_optim.engine.stages import Stage, require_gradients_alone
@@ -52,7 +52,7 @@ class ChainGroups:
         self._divided: GroupChains | None = None
         """The chains of the groups of a composed optimizer."""
         self._recipes: list[Recipe] = []
-        self._chains = ChainCache(lambda number: self._recipes[number])
+        self._readers: list[OptionsReader] = []
         self._first_stages: dict[int, tuple[Stage, ...]] = {}
         if isinstance(recipe, ComposedRecipe):
             self._divide_groups(recipe)
@@ -60,6 +60,7 @@ class ChainGroups:
             self._recipes = [recipe] * len(groups)
             for group in groups:
                 require_options(group.options, recipe.defaults)
+        self._readers = [own.reader("cpu", number) for number, own in enumerate(self._recipes)]
         pairs = zip(self._recipes, self.groups, strict=False)  # no recipes for an opaque class
         options = [{**own.defaults, **group.options} for own, group in pairs]
         self.check_options(options, "the constructor")
@@ -116,7 +117,7 @@ class ChainGroups:
 
     def _build_chain(self, number: int, options: Mapping[str, Any]) -> GroupChain:
         """Return the chain of a group. Raise TypeError or ValueError if it has other stages."""
-        chain = self._chains.of(number, options, "cpu")
+        chain = self._readers[number].chain(options)
         if chain.stages != self._first_stages.setdefault(number, chain.stages):
             raise ValueError(
                 f"the options of parameter group {number} need another chain than it was made "

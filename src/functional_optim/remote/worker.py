@@ -116,7 +116,11 @@ class WorkerOptimizer:
 
     def describe(self) -> tuple[int, list[dict[str, Any]]]:
         """Return the number of totals that a step needs, and the options of each group."""
-        groups = [options_of(group) for group in self._local.param_groups]
+        hidden = self._local.state_keys
+        groups = [
+            {key: value for key, value in options_of(group).items() if key not in hidden}
+            for group in self._local.param_groups
+        ]
         return self._local.measured_stages, groups
 
     def read(self) -> Reading:
@@ -157,7 +161,7 @@ class WorkerOptimizer:
             self._exchange.release(source, self._params)
             copied = self._copy_read_params(grads)
             before = list(map(version_of, self._params)) if self._has_gates else []
-            self._local.step([grads[index] for index in self._positions], measured=measured)
+            self._local.step_by([grads[index] for index in self._positions], measured=measured)
             size = self._count_versions(grads, before)
             self._count(steps=1, waits=waited, gradient_bytes=size, copied_bytes=copied)
             if gradient_age is not None:

@@ -43,7 +43,7 @@ def front_ends(subject: Subject, run: Run) -> None:
             leaf.grad = grads[name]
         by_torch.step()
         names = [name for group in local.param_groups for name in group["param_names"]]
-        local.step([grads[name] for name in names])
+        local.step_by([grads[name] for name in names])
         stepped = {name: leaf.detach() for name, leaf in leaves.items()}
         require_same("params of TorchOptimizer and update", stepped, params)
         require_same("params of a local optimizer and update", given, params)

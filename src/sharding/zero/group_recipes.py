@@ -3,14 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
+from functional_optim import Optimizer
 from functional_optim.engine.groups import GroupChains, GroupPart
 from functional_optim.engine.messages import format_value
 from functional_optim.engine.options import require_options
 from functional_optim.engine.recipes import (
     ComposedRecipe,
     OptimizerRecipe,
+    OptionsReader,
     Recipe,
     class_of_functional,
+    device_of,
     recipe_of,
 )
 from functional_optim.engine.stages import is_measured, require_gradients_alone
@@ -26,20 +31,15 @@ class GroupRecipes:
         self.whole = whole
         """The recipe with all stages, and with the options that every group has."""
         self._own: list[Recipe] = []
-        is_composed = isinstance(whole, ComposedRecipe)
-        self.divided = GroupChains(whole.optimizer, divides=True) if is_composed else None
-        """If groups are divided by chain, the chain of each group."""
-
-    @property
-    def chains(self) -> GroupChains | None:
-        """If the optimizer has shared scalars, these scalars and the chain of each group."""
-        found = self.divided
-        return None if found is None or not found.has_shared else found
+        self.readers: list[OptionsReader] = []
+        """The readers of the options of each group."""
+        self.chains = GroupChains(whole.optimizer, divides=isinstance(whole, ComposedRecipe))
+        """The chain of each group, and the shared scalars."""
 
     def check_selectors(self) -> None:
         """Raise ValueError if an override or a selector matches no parameter."""
-        if self.divided is not None:
-            self.divided.selectors.check()
+        if self.chains.divides:
+            self.chains.selectors.check()
 
     def of(self, number: int) -> Recipe:
         """Return the recipe of a group."""
@@ -57,22 +57,30 @@ class GroupRecipes:
                 parameters that differ in the stages that need a total over all gradients.
             ValueError: a parameter on which no rule acts.
         """
-        if self.divided is None or not isinstance(group["params"], list):
+        chains, whole = self.chains, self.whole.optimizer
+        if not chains.divides or not isinstance(group["params"], list):
             require_options(group, self.whole.defaults)
-            self._own.append(self.whole)
+            self._add(self.whole, whole, tuple(range(len(whole.links))), group["params"])
             return [group]
-        parts = self.divided.divide(group, first)
-        for part in parts if self.chains is None else ():
+        parts = chains.divide(group, first)
+        for part in () if chains.has_shared else parts:
             self._check_totals(part)
-        self.divided.parts += [(part.optimizer, part.places) for part in parts]
-        self._own += [OptimizerRecipe(part.optimizer) for part in parts]
+        for part in parts:
+            own = OptimizerRecipe(part.optimizer)
+            self._add(own, part.optimizer, part.places, part.group["params"])
         return [part.group for part in parts]
+
+    def _add(
+        self, recipe: Recipe, optimizer: Optimizer, places: tuple[int, ...], params: Any
+    ) -> None:
+        given = [params] if isinstance(params, Tensor) else list(params)
+        self.readers.append(recipe.reader(device_of(given), len(self._own)))
+        self._own.append(recipe)
+        self.chains.parts.append((optimizer, places))
 
     def truncate(self, count: int) -> None:
         """Remove the recipes of all groups after the first ``count``."""
-        del self._own[count:]
-        if self.divided is not None:
-            del self.divided.parts[count:]
+        del self._own[count:], self.readers[count:], self.chains.parts[count:]
 
     def _check_totals(self, part: GroupPart) -> None:
         """Raise TypeError if a group lacks a stage that needs a total over all gradients."""

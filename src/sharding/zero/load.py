@@ -41,8 +41,8 @@ def load(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> None:
     state_dict = {**state_dict, "param_groups": saved}
     groups = _build_groups(zero, state_dict)
     steps = zero.optim if isinstance(zero.optim, ShardOptimizer) else None
-    if steps is not None and steps.chains is not None:
-        steps.chains.check_shared(state_dict["param_groups"])
+    if steps is not None:
+        steps.owned.recipes.chains.check_shared(state_dict["param_groups"])
     states = _states_by_path(zero, state_dict)
     check_own_parts(zero, states)
     if steps is None:
@@ -64,7 +64,7 @@ def _shared_scalars_loaded(
 
     ``trained`` are the paths of parameters that have a state in the state dict.
     """
-    before = {} if steps.chains is None else steps.chains.shared_entries()
+    before = steps.owned.recipes.chains.shared_entries()
     steps.load_shared(groups)
     try:
         yield

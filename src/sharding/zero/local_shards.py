@@ -8,8 +8,8 @@ from torch import Tensor
 
 from functional_optim import LeafState
 from functional_optim.engine.groups import Gradients as GradientsOf
-from functional_optim.engine.groups import Group, StatesOf
-from functional_optim.engine.recipes import ChainCache, GroupChain
+from functional_optim.engine.groups import Group
+from functional_optim.engine.recipes import GroupChain
 from functional_optim.engine.states import (
     complete_state,
     copy_states,
@@ -36,7 +36,6 @@ class LocalShards:
         self.recipes = recipes
         self.states: MutableMapping[Tensor, dict[str, Any]] = defaultdict(dict)
         """torch's dicts of state, by the tensors in the groups of ``.optim``."""
-        self.chains = ChainCache(recipes.of)
         self._memory = memory
         self._rank = rank
         self.by_path: dict[str, list[LocalShard]] = {}
@@ -72,18 +71,17 @@ class LocalShards:
 
     def chain_of(self, shard: LocalShard, groups: Groups) -> GroupChain:
         """Return the chain that steps a shard, with its group's current options."""
-        return self.chains.of(shard.group, groups[shard.group], shard.tensor.device.type)
+        return self.recipes.readers[shard.group].chain(groups[shard.group])
 
     def check_options(self, number: int, group: Mapping[str, Any]) -> None:
         """Raise TypeError or ValueError if no chain can be built with a group's options."""
-        for kind in {param.device.type for param in group["params"]}:
-            self.chains.of(number, group, kind)
+        self.recipes.readers[number].chain(group)
 
     def check_common_options(self, groups: Groups) -> None:
         """Raise ValueError if groups differ in an option that shared scalars depend on."""
-        if self.recipes.chains is not None:
-            hypers = [self.chains.of(*one, "cpu").hypers for one in enumerate(groups)]
-            every = [Group(own, (), None, number) for number, own in enumerate(hypers)]
+        if self.recipes.chains.has_shared:
+            readers = enumerate(self.recipes.readers)
+            every = [Group(one.hypers(groups[k]), (), None, k) for k, one in readers]
             self.recipes.chains.check_common_options(every, ())
 
     def update_views(self) -> None:
@@ -98,11 +96,11 @@ class LocalShards:
         """Create missing state of shards that are trainable, have a gradient, or are wanted."""
         if not self._bare:
             return
-        bare, self._bare, begun = self._bare, [], dict[Any, list[LocalShard]]()
+        bare, self._bare, begun = self._bare, [], dict[int, list[LocalShard]]()
         for one in bare:
             is_stepped = one.param.requires_grad or one.param.grad is not None
             if is_stepped or one.path in wanted or self._has_frozen_state(one):
-                begun.setdefault((one.group, one.tensor.device.type), []).append(one)
+                begun.setdefault(one.group, []).append(one)
             else:
                 self._bare.append(one)
         for shards in begun.values():
@@ -123,7 +121,7 @@ class LocalShards:
         """
         kinds: dict[Any, list[int]] = {}
         for place, one in enumerate(shards):
-            key = one.group, one.tensor.device.type, id(one.init_hypers)
+            key = one.group, id(one.init_hypers)
             kinds.setdefault(key, []).append(place)
         found: dict[int, LeafState] = {}
         for places in kinds.values():
@@ -166,12 +164,6 @@ class LocalShards:
         stateful = [pair for pair in loaded if self.has_state(pair[0])]
         before = self.states_of([one for one, _ in stateful], groups)
         copy_states(before, [state for _, state in stateful])
-
-    def states_by(self, groups: Groups) -> StatesOf:
-        """Return a function that returns the states of shards, from their tensors."""
-        return lambda group, params, names, begins: self.states_of(
-            [self.by_tensor[id(one)] for one in params], groups, list(begins)
-        )
 
     def sum_by_path(self, addends: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """Return each parameter's addend, from addends by ``id`` of the tensors of its shards."""

@@ -323,7 +323,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         if self._recipes is None:
             super().add_param_group(group)
             return
-        is_composed = self._recipes.divided is not None
+        is_composed = self._recipes.chains.divides
         if is_composed:
             self.defaults = {}  # each part has only its own options
         first = len(params_of_groups(self.param_groups))

@@ -168,8 +168,7 @@ def _policy_options(
 
     def stepper(spec: ParameterSpec) -> Optimizer:
         if spec.group not in made:
-            device = spec.device.partition(" ")[0]
-            made[spec.group] = recipes.of(spec.group).build(groups[spec.group], device)
+            made[spec.group] = recipes.readers[spec.group].chain(groups[spec.group]).optimizer
         return made[spec.group]
 
     options: dict[str, Any] = {"optimizer": stepper}

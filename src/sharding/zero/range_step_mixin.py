@@ -77,7 +77,7 @@ class RangeStepMixin(AveragedParams):
         This holds for optimizers with shared scalars. Parameters that are not in the call have no
         gradient in that step.
         """
-        return self._local is not None and self._local.chains is not None
+        return self._local is not None and self._local.steps_at_once
 
     def _fix_groups(self) -> None:
         """Note the parameters of each group, with which later groups are compared."""
@@ -128,7 +128,7 @@ class RangeStepMixin(AveragedParams):
         shards, given = self._own.match_ranges(gradients)
         self._collected = None
         self._find_memory(self.params if self.steps_at_once else gradients)
-        self._steps.step_every(given, measured, shards)
+        self._steps.step_shards(given, measured, shards)
         self._memory.mark_changed(gradients)
 
     def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
@@ -148,7 +148,7 @@ class RangeStepMixin(AveragedParams):
         """
         shards, given = self._own.match_ranges(gradients)
         self._find_memory(self.params if self.steps_at_once else gradients)
-        addends, numbers = self._steps.addends(given, measured, shards)
+        addends, numbers = self._steps.measure_shards(given, measured, shards)
         return vector_of(addends, self.plan, numbers)
 
     def total(self, addends: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Optimizer over the shard of one rank, as a torch.optim.Optimizer: ``.optim`` of ZeRO."""
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakMethod
@@ -8,28 +7,31 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 
+from functional_optim import LeafState
 from functional_optim._torch import load_state_dict_hooks, with_own_step_hooks
-from functional_optim.engine.calls import defer_interrupts, disable_compile
-from functional_optim.engine.groups import Gradients
+from functional_optim.engine.calls import disable_compile
+from functional_optim.engine.groups import (
+    ExplicitGradients,
+    Gradients,
+    Group,
+    Member,
+    StepBucket,
+)
 from functional_optim.engine.options import copy_tensors, options_of, params_of_groups
+from functional_optim.engine.recipes import OptionsReader
 from functional_optim.engine.stages import has_gates, needs_total
-from functional_optim.engine.states import shared_by_name
 from functional_optim.engine.tensors import check_measured, grads_of
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.owned_groups import OwnedGroup
-from sharding.zero.shard_plans import ShardPlans
 
 Totals = Callable[[Mapping[str, Tensor], int], Tensor]
 """Function of the addends of this rank's parameters, by path, and of the number of elements of an
 addend, 0 for scalars. It returns the total over all ranks."""
 
-PLANS = 64
-"""Number of sets of shards for which plans are kept."""
 
-
-class ShardOptimizer(torch.optim.Optimizer):
-    """A torch.optim.Optimizer over the shard of one rank; ``ZeroRedundancyOptimizer.optim``.
+class ShardOptimizer(ExplicitGradients):
+    """The local optimizer over the shard of one rank; ``ZeroRedundancyOptimizer.optim``.
 
     Its groups have the parameters that the rank owns as a whole, and flat views of the ranges that
     the rank owns of other parameters. ``state`` has the tensors of the state, without copies.
@@ -51,19 +53,17 @@ class ShardOptimizer(torch.optim.Optimizer):
         self._totals = WeakMethod(totals)
         self.owned = shards
         """All shards of the rank."""
-        self._groups: list[Any] = [*param_groups]
-        self.chains = shards.recipes.chains
-        """The shared scalars. None if the optimizer has none, so that shards are stepped alone."""
+        self._own_groups: list[Any] = [*param_groups]
         self._trained: set[str] = set()
-        self._lock = threading.RLock()
-        self._plans: dict[tuple[LocalShard, ...], ShardPlans] = {}
-        self._every: ShardPlans | None = None
-        """The plans of all shards that have state."""
         self._count = 0
-        """Number of shards with state in these plans."""
+        """Number of shards with state when the bucket of all shards was made."""
+        recipes = shards.recipes
+        self._use_recipe(recipes.whole)
+        self._use_optimizer(recipes.whole.optimizer, recipes.chains)
         # torch adds to the defaults, so it gets a copy. It needs a group, which is not used.
-        super().__init__([{"params": []}], dict(shards.recipes.whole.defaults))
-        self._write_shared()
+        torch.optim.Optimizer.__init__(self, [{"params": []}], dict(recipes.whole.defaults))
+        self._known = list(self.param_groups)
+        self._chains.write_shared(self.param_groups)
         self.complete()
 
     @property
@@ -82,12 +82,12 @@ class ShardOptimizer(torch.optim.Optimizer):
     @property
     def param_groups(self) -> list[Any]:
         """The rank's part of each group; some may be empty."""
-        return self._groups
+        return self._own_groups
 
     @param_groups.setter
     def param_groups(self, value: Any) -> None:
         """Copy the options of other groups."""
-        for own, given in zip(self._groups, value, strict=False):
+        for own, given in zip(self._own_groups, value, strict=False):
             own.update(options_of(given))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -116,8 +116,8 @@ class ShardOptimizer(torch.optim.Optimizer):
                 loss = closure()
         measured: list[Tensor] = []
         for _ in range(self.measured_stages):
-            measured.append(self._total(*self.addends(self.own_gradients, measured)))
-        self.step_every(self.own_gradients, measured)
+            measured.append(self._total(*self.measure_shards(self.own_gradients, measured)))
+        self.step_shards(self.own_gradients, measured)
         return loss
 
     def _total(self, addends: Mapping[str, Tensor], numbers: int) -> Tensor:
@@ -130,16 +130,9 @@ class ShardOptimizer(torch.optim.Optimizer):
         return method(addends, numbers)
 
     @property
-    def measured_stages(self) -> int:
-        """Number of totals over the gradients of all ranks that a step needs."""
-        return sum(map(needs_total, self.owned.recipes.whole.optimizer.stages))
-
-    @property
-    def shared(self) -> dict[str, Any]:
-        """The shared scalars, by the name of their stage."""
-        if self.chains is None:
-            return {}
-        return shared_by_name(self.chains.optimizer, self.chains.shared)
+    def steps_at_once(self) -> bool:
+        """True if one step steps all shards, because parameters share scalars."""
+        return self._chains.has_shared
 
     def find_changing(self, trained: Collection[str]) -> Collection[str]:
         """Return the parameters that a step may change, from those that are trained now.
@@ -147,7 +140,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         The result is the same on all ranks. With gates, it has parameters that were trained before,
         because a gate may have kept their gradients.
         """
-        if not has_gates(self.owned.recipes.whole.optimizer.links):
+        if not has_gates(self.chain.links):
             return trained
         self._trained.update(trained)
         return {*self._trained}
@@ -162,16 +155,16 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     def extend(self, groups: Sequence[OwnedGroup]) -> None:
         """Add the shards of more groups."""
-        self._groups += groups
-        self._every = None
+        self._own_groups += groups
+        self._known = list(self.param_groups)
+        self._buckets.clear()
         self.complete()
-        self._write_shared()
+        self._chains.write_shared(self.param_groups)
 
     def update_views(self) -> None:
         """Update shards after parameters got other memory, and delete all plans."""
         self.owned.update_views()
-        self._every = None
-        self._plans.clear()
+        self._buckets.clear()
 
     def own_gradients(self, tensors: list[Tensor]) -> list[Tensor | None]:
         """Return the ``.grad`` of parameters, in the shapes of their shards."""
@@ -184,7 +177,7 @@ class ShardOptimizer(torch.optim.Optimizer):
                     found[place] = one.gradient_from(grad)
         return found
 
-    def step_every(
+    def step_shards(
         self,
         gradients: Gradients,
         measured: Sequence[Tensor],
@@ -202,20 +195,21 @@ class ShardOptimizer(torch.optim.Optimizer):
             TypeError, ValueError: a gradient or an option that does not fit, a total that is
                 missing. Nothing has changed.
         """
-        with self._lock:
-            if len(measured) != self.measured_stages:
-                raise ValueError(
-                    f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
-                    f"{len(measured)}; make them with measure() and total()"
-                )
-            check_measured(self.owned.recipes.whole.optimizer.stages, measured)
-            self.complete()
-            plans = self._plans_of(shards)
-            for call in plans.prepare(self.param_groups, gradients, measured):
-                defer_interrupts(call)
-            self._write_shared()
+        if len(measured) != self.measured_stages:
+            raise ValueError(
+                f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
+                f"{len(measured)}; make them with measure() and total()"
+            )
+        check_measured(self.chain.stages, measured)
 
-    def addends(
+        def step() -> None:
+            self.complete()
+            groups = self._groups()
+            self._step_bucket(self._bucket_of(shards), groups, gradients, measured)
+
+        self._lock.run(step)
+
+    def measure_shards(
         self,
         gradients: Gradients,
         measured: Sequence[Tensor],
@@ -223,23 +217,24 @@ class ShardOptimizer(torch.optim.Optimizer):
     ) -> tuple[dict[str, Tensor], int]:
         """Return the addends of shards to the next total, by path, and their size; 0 for scalars.
 
-        Arguments as for :meth:`step_every`; ``measured`` are the totals before this one.
+        Arguments as for :meth:`step_shards`; ``measured`` are the totals before this one.
         """
-        with self._lock, torch.no_grad():
+        if not self.measured_stages:
+            raise ValueError("this chain needs no total over all gradients: step without it")
+        check_measured(self.chain.stages, measured, asked=1)
+        stage = [one for one in self.chain.stages if needs_total(one)][len(measured)]
+        with self._lock.lock, torch.no_grad():
             self.complete()
-            if not self.measured_stages:
-                raise ValueError("this chain needs no total over all gradients: step without it")
-            stages = self.owned.recipes.whole.optimizer.stages
-            check_measured(stages, measured, asked=1)
-            stage = [one for one in stages if needs_total(one)][len(measured)]
-            found = self._plans_of(shards).addends(self.param_groups, gradients, measured)
-            return found, 0 if stage.reduce is None else stage.totals
+            groups = self._groups()
+            found, _ = self._addends(self._bucket_of(shards), groups, gradients, measured)
+        return self.owned.sum_by_path(found), 0 if stage.reduce is None else stage.totals
 
     def explain(self) -> str:
         """Return which executor steps which shards: see :meth:`Optimizer.explain`."""
-        with self._lock:
+        with self._lock.lock:
             self.complete()
-            return self._plans_of(None).explain(self.param_groups)
+            groups = self._bucket_of(None).groups(self._groups())
+            return self._chains.explain(groups, self._states)
 
     @disable_compile
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -254,14 +249,13 @@ class ShardOptimizer(torch.optim.Optimizer):
                 f"this state has groups of {[len(group['params']) for group in saved]} parameters, "
                 f"the shard has groups of {sizes}; load the state of the same rank of the same plan"
             )
-        with self._lock:
+        with self._lock.lock:
             self.complete()
             groups = [
                 {**own, **copy_tensors(options_of(one))}
                 for own, one in zip(self.param_groups, saved, strict=True)
             ]
-            if self.chains is not None:
-                self.chains.check_shared(groups)
+            self._chains.check_shared(groups)
             read = []
             keys = params_of_groups(saved)
             shards = [owned.by_tensor[id(one)] for one in params_of_groups(self.param_groups)]
@@ -276,31 +270,49 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     def load_shared(self, groups: Sequence[dict[str, Any]]) -> None:
         """Load shared scalars, if there are any, from groups, after checking that all are equal."""
-        if self.chains is not None:
-            self.chains.load_shared(groups)
-            self._every = None
+        self._chains.load_shared(groups)
+        self._buckets.clear()
 
-    def _write_shared(self) -> None:
-        if self.chains is not None:
-            self.chains.write_shared(self.param_groups)
+    def _reader(self, number: int) -> OptionsReader:
+        return self.owned.recipes.readers[number]
 
-    def _plans_of(self, shards: tuple[LocalShard, ...] | None) -> ShardPlans:
-        """Return the plans of some shards, or of all shards: for None, or with shared scalars."""
-        if shards is not None and self.chains is None:
-            found = self._plans.get(shards)
-            if found is None:
-                if len(self._plans) >= PLANS:
-                    self._plans.clear()
-                found = self._plans[shards] = ShardPlans(self.owned, shards)
-            return found
+    def _leaf_states(
+        self, group: Group, params: Sequence[Tensor], names: Sequence[str], begins: Iterable[bool]
+    ) -> list[LeafState]:
+        shards = [self.owned.by_tensor[id(one)] for one in params]
+        return self.owned.states_of(shards, self.param_groups, list(begins))
+
+    def _bucket_of(self, shards: tuple[LocalShard, ...] | None) -> StepBucket:
+        """Return the bucket of some shards, or of all shards: for None, or with shared scalars."""
+        if shards is not None and not self.steps_at_once:
+            return self._bucket(shards, lambda: self._members_of(shards))
+        if len(self.owned.states) != self._count:
+            self._count = len(self.owned.states)
+            self._buckets.pop(None, None)
+        return self._bucket(None, self._all_members)
+
+    def _all_members(self) -> list[Member]:
+        """Return all shards with state, in the order of the states: one native call compares it."""
         states, by_tensor = self.owned.states, self.owned.by_tensor
-        if self._every is None or len(states) != self._count:
-            # In the order of the states, which one native call then compares.
-            first = {id(one): by_tensor[id(one)] for one in states if id(one) in by_tensor}
-            every = {**first, **{id(one.tensor): one for one in self.owned.with_state()}}
-            self._every = ShardPlans(self.owned, list(every.values()))
-            self._count = len(states)
-        return self._every
+        first = {id(one): by_tensor[id(one)] for one in states if id(one) in by_tensor}
+        every = {**first, **{id(one.tensor): one for one in self.owned.with_state()}}
+        return self._members_of(every.values())
+
+    def _members_of(self, shards: Iterable[LocalShard]) -> list[Member]:
+        """Return shards by group, without frozen shards.
+
+        With shared scalars, there is an entry for every group, since every rank computes these
+        scalars, which depend on the options of all groups.
+        """
+        found: dict[int, tuple[list[Tensor], list[str]]] = {}
+        if self.steps_at_once:
+            found = {number: ([], []) for number in range(len(self.param_groups))}
+        for one in shards:
+            if not self.owned.is_frozen(one):
+                tensors, paths = found.setdefault(one.group, ([], []))
+                tensors.append(one.tensor)
+                paths.append(one.path)
+        return [Member(number, *lists) for number, lists in found.items()]
 
 
 def load_with_hooks(

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, qhm
-from functional_optim.frontends.explicit_gradients import ExplicitGradients
-from functional_optim.frontends.local_optimizer import resolve_recipe
+from functional_optim.frontends.local_optimizer import local_optimizer, resolve_recipe
 from functional_optim.kernels.errors import UnscriptableError
 from functional_optim.remote.options import VersionedOptions
 from functional_optim.remote.thread_transport import make_worker
@@ -95,7 +94,7 @@ def test_addends_of_more_parameters_are_no_more_python(executor: Any) -> None:
     for count in (4, 40):
         params = [noise(k, 5) for k in range(count)]
         optimizer = chain(clip_by_global_norm(1.0), adamw(lr=0.1)).using(executor=executor)
-        local = ExplicitGradients(params, optimizer)
+        local = local_optimizer(optimizer, params)
         grads = [noise(100 + k, 5) for k in range(count)]
         for _ in range(4):
             local.step_by(grads, measured=[local.measure(grads).sum()])
