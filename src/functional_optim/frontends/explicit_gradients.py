@@ -9,16 +9,15 @@ from torch import Tensor
 from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.checks import check_count, check_grad, check_measured
 from functional_optim.core.dynamo import disable_compile
-from functional_optim.frontends.group_options import GroupChain, OptionsReader
+from functional_optim.core.stage import Stage
+from functional_optim.frontends.group_chains import GroupChains
+from functional_optim.frontends.group_options import GroupChain
 from functional_optim.frontends.group_tensors import Gradients, Group
-from functional_optim.frontends.recipe import ClassRecipe, Recipe, device_of
+from functional_optim.frontends.recipe import ClassRecipe, Recipe
 from functional_optim.frontends.step_buckets import Member, StepBucket
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_groups import (
-    missing_flags,
-    options_of,
     params_of_groups,
-    require_options,
 )
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.kernels import needs_total
@@ -50,12 +49,11 @@ class ExplicitGradients(TorchOptimizer):
 
     def __init__(self, params: Iterable[Any], recipe: Recipe) -> None:
         require_gradients_alone(recipe.optimizer, "an optimizer that is given its gradients")
-        self._use_recipe(recipe)
-        super().__init__(params, recipe.optimizer)
+        self._start(params, recipe)
 
-    def _use_recipe(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        self._class = recipe if isinstance(recipe, ClassRecipe) else None
+    def _use_recipe(self, recipe: Recipe, chains: GroupChains) -> None:
+        super()._use_recipe(recipe, chains)
+        self._has_class_options = isinstance(recipe, ClassRecipe)
         self._placed: dict[int, GroupChain] = {}
         """For groups with the options of a class, the chain that :attr:`_chains` has."""
         self._buckets: dict[Hashable, StepBucket] = {}
@@ -190,29 +188,9 @@ class ExplicitGradients(TorchOptimizer):
 
     # -------------------------------------------------------------------- the options of a class
 
-    def _defaults(self) -> Mapping[str, Any]:
-        if self._class is None:
-            return super()._defaults()
-        return {**self._class.defaults, **self._class.form.options}
-
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        if self._class is None:
-            super()._check_options(group)
-            return
-        require_options(group, self._class.defaults)
-        given = group["params"]
-        self._class.reader(device_of(given if isinstance(given, (list, tuple)) else ())).chain(
-            group
-        )
-
-    def _reader(self, number: int) -> OptionsReader:
-        if self._class is None:
-            return super()._reader(number)
-        return self._class.reader(device_of(self.param_groups[number]["params"]), number)
-
     def _groups(self) -> list[Group]:
         groups = super()._groups()
-        if self._class is not None:
+        if self._has_class_options:
             for number, options in self._options.items():
                 self._place(number, options.latest)
         return groups
@@ -228,24 +206,10 @@ class ExplicitGradients(TorchOptimizer):
             self._buckets.clear()
         self._placed[number] = chain
 
-    def _complete_state(self, number: int) -> None:
-        if self._class is not None:
-            self._place(number, self._options_of(number).chain(self._stepped_groups[number]))
-        super()._complete_state(number)
-
-    def _loaded_groups(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        if self._class is None:
-            return super()._loaded_groups(saved)
-        pairs = zip(saved, [*self.param_groups, *[{}] * len(saved)], strict=False)
-        return [{**options_of(own), **missing_flags(one, own), **one} for one, own in pairs]
-
-    def _loaded_group(self, number: int, loaded: dict[str, Any]) -> dict[str, Any]:
-        if self._class is None:
-            return super()._loaded_group(number, loaded)
-        self._place(number, self._options_of(number).chain(loaded))
-        return (
-            loaded if DECOUPLED in self._class.defaults else super()._loaded_group(number, loaded)
-        )
+    def _stages_of(self, number: int, group: Mapping[str, Any]) -> tuple[Stage, ...]:
+        if self._has_class_options:
+            self._place(number, self._options_of(number).chain(group))
+        return super()._stages_of(number, group)
 
     @disable_compile
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

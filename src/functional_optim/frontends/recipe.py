@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from functional_optim.core.chain import list_paths
 from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.expression import AUTO
 from functional_optim.core.format import format_value
+from functional_optim.core.stage import Stage
 from functional_optim.frontends.group_options import ClassOptions, GroupOptions, OptionsReader
 from functional_optim.frontends.group_parts import needs_groups
 from functional_optim.frontends.registry import (
@@ -26,7 +27,15 @@ from functional_optim.frontends.torch_arguments import (
     step_once,
 )
 from functional_optim.frontends.torch_checkpoint import (
+    DECOUPLED,
     decay_options,
+    without_decay_kind,
+)
+from functional_optim.frontends.torch_groups import (
+    loaded_groups,
+    missing_flags,
+    options_of,
+    require_options,
 )
 from functional_optim.kernels import check_executor
 from functional_optim.optimizer import Optimizer
@@ -48,8 +57,11 @@ class StateDictForm(NamedTuple):
     """True if a step count is an int, not a tensor."""
 
 
-class Recipe(Protocol):
-    """Builder of the chain of a group from its options. A pickled recipe needs no registry."""
+class Recipe:
+    """Recipe of an optimizer: the options of its groups, and the chain that they describe.
+
+    A pickled recipe needs no registry.
+    """
 
     defaults: dict[str, Any]
     """The options of every group, with their defaults."""
@@ -58,12 +70,40 @@ class Recipe(Protocol):
     form: StateDictForm
     """The form of its state dicts."""
 
-    def reader(self, device: str, number: int | None = None) -> OptionsReader:
-        """Return a reader of a group's options; ``number`` is that of the group, for errors."""
-        ...
+    @property
+    def new_group(self) -> dict[str, Any]:
+        """The entries of a new group."""
+        return dict(self.defaults)
+
+    def reader(self, params: Sequence[Any] = (), number: int | None = None) -> OptionsReader:
+        """Return a reader of a group's options.
+
+        Args:
+            params: of the group, or pairs of a name and a parameter. Their device decides the
+                executor of some classes.
+            number: of the group, for errors.
+        """
+        raise NotImplementedError
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        """Raise TypeError or ValueError if a new group has a wrong option."""
+        require_options(group, self.defaults)
+        given = group["params"]
+        params = given if isinstance(given, (list, tuple)) else ()
+        self.reader(params).checked_hypers({**self.defaults, **group})
+
+    def loaded_groups(
+        self, saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return the groups of a checkpoint, with the options that they lack."""
+        return loaded_groups(saved, groups)
+
+    def loaded_group(self, stages: Sequence[Stage], loaded: dict[str, Any]) -> dict[str, Any]:
+        """Return a loaded group, without torch's option for the kind of weight decay."""
+        return without_decay_kind(stages, loaded)
 
 
-class OptimizerRecipe:
+class OptimizerRecipe(Recipe):
     """Recipe of an Optimizer with one chain. Groups have its hyper-parameters."""
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -72,11 +112,11 @@ class OptimizerRecipe:
         # TorchOptimizer uses the same form, so both load each other's checkpoints.
         self.form = StateDictForm(options=decay_options(optimizer.stages))
 
-    def reader(self, device: str, number: int | None = None) -> OptionsReader:
+    def reader(self, params: Sequence[Any] = (), number: int | None = None) -> OptionsReader:
         return GroupOptions(self.optimizer, number)
 
 
-class ComposedRecipe:
+class ComposedRecipe(Recipe):
     """Recipe of an optimizer whose leaves differ in their chains. Each group has its own recipe."""
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -84,7 +124,7 @@ class ComposedRecipe:
         self.defaults: dict[str, Any] = {}
         self.form = StateDictForm()
 
-    def reader(self, device: str, number: int | None = None) -> OptionsReader:
+    def reader(self, params: Sequence[Any] = (), number: int | None = None) -> OptionsReader:
         """Return a reader of no options: the recipes of groups have them."""
         return ClassOptions({}, lambda options: self.optimizer, number)
 
@@ -94,7 +134,7 @@ class ComposedRecipe:
         return ComposedRecipe(list_paths(self.optimizer, shapes))
 
 
-class ClassRecipe:
+class ClassRecipe(Recipe):
     """Recipe of a class of torch.optim. Groups have the options of the class."""
 
     def __init__(self, cls: type, defaults: Mapping[str, Any], executor: str | None) -> None:
@@ -126,11 +166,28 @@ class ClassRecipe:
         found: Optimizer = made.using(executor=executor)
         return found
 
-    def reader(self, device: str, number: int | None = None) -> OptionsReader:
+    def reader(self, params: Sequence[Any] = (), number: int | None = None) -> OptionsReader:
+        device = _device_of(params)
         return ClassOptions(self.defaults, lambda options: self._build(options, device), number)
 
+    @property
+    def new_group(self) -> dict[str, Any]:
+        """The options, and entries such as a step count."""
+        return {**self.defaults, **self.form.options}
 
-def device_of(params: Sequence[Any]) -> str:
+    def loaded_groups(
+        self, saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return the groups of a checkpoint; options that they lack keep their values."""
+        pairs = zip(saved, [*groups, *[{}] * len(saved)], strict=False)
+        return [{**options_of(own), **missing_flags(one, own), **one} for one, own in pairs]
+
+    def loaded_group(self, stages: Sequence[Stage], loaded: dict[str, Any]) -> dict[str, Any]:
+        """Return a loaded group, which keeps the kind of weight decay if it is an option."""
+        return loaded if DECOUPLED in self.defaults else without_decay_kind(stages, loaded)
+
+
+def _device_of(params: Sequence[Any]) -> str:
     """Return the type of device of parameters, or of pairs of a name and a parameter."""
     every = [one[1] if isinstance(one, tuple) else one for one in params]
     kinds = {one.device.type for one in every if isinstance(one, Tensor)}

@@ -13,6 +13,7 @@ from functional_optim.core.dynamo import disable_compile
 from functional_optim.core.format import format_value
 from functional_optim.core.interrupts import defer_untraced
 from functional_optim.core.lock import StepLock
+from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.averaged_params import AveragedParams
 from functional_optim.frontends.checkpoint_names import match_params
@@ -21,7 +22,8 @@ from functional_optim.frontends.group_options import GroupOptions, OptionsReader
 from functional_optim.frontends.group_steps import GroupSteps
 from functional_optim.frontends.group_tensors import Group, new_group
 from functional_optim.frontends.param_inputs import list_inputs
-from functional_optim.frontends.torch_checkpoint import own_copy, require_dict, without_decay_kind
+from functional_optim.frontends.recipe import Recipe, recipe_of_optimizer
+from functional_optim.frontends.torch_checkpoint import own_copy, require_dict
 from functional_optim.frontends.torch_entries import (
     States,
     check_complete,
@@ -35,11 +37,9 @@ from functional_optim.frontends.torch_groups import (
     check_group_order,
     common_options,
     copy_option_tensors,
-    loaded_groups,
     params_of_groups,
     remove_groups,
     require_optimizer,
-    require_options,
     require_params,
     with_checked_params,
 )
@@ -109,18 +109,20 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     @disable_compile
     def __init__(self, params: Iterable[Any], optimizer: Optimizer | ClosureOptimizer) -> None:
-        optimizer = require_optimizer(optimizer)
+        self._start(params, recipe_of_optimizer(require_optimizer(optimizer)))
+
+    def _start(self, params: Iterable[Any], recipe: Recipe) -> None:
         require_params(params)
-        self._use_optimizer(optimizer, self._chains_of(optimizer))
-        super().__init__(params, dict(self._defaults()))
+        self._use_recipe(recipe, self._chains_of(recipe.optimizer))
+        super().__init__(params, {} if self._chains.divides else self._recipe.new_group)
         self._translate_checkpoints()
         if self._chains.divides:
             self._chains.selectors.check()
 
-    def _use_optimizer(self, optimizer: Optimizer, chains: GroupChains) -> None:
+    def _use_recipe(self, recipe: Recipe, chains: GroupChains) -> None:
         self._lock = StepLock()
-        self._optimizer, self._chains = optimizer, chains
-        self._steps = GroupSteps(optimizer.executor)
+        self._recipe, self._optimizer, self._chains = recipe, recipe.optimizer, chains
+        self._steps = GroupSteps(recipe.optimizer.executor)
         self._options: dict[int, OptionsReader] = {}
         self._init_hypers: dict[int, tuple[Any, ...]] = {}
         self._loaded: dict[str, Any] = {}
@@ -174,7 +176,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         chains = self._chains
         if isinstance(group, dict) and "params" in group:
             if not chains.divides:
-                self._check_options({**self.defaults, **group})
+                self._recipe.check_options({**self.defaults, **group})
             group = with_checked_params(group, () if chains.divides else self._optimizer.stages)
         if chains.divides and isinstance(group.get("params"), list):
             parts = chains.divide(group, len(params_of_groups(self.param_groups)))
@@ -275,15 +277,9 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             self._steps.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **super().__getstate__(),
-            "_optimizer": self._optimizer,
-            "_chains": self._chains,
-            "_steps": self._steps,
-            "_options": {},
-            "_init_hypers": self._init_hypers,
-            "_loaded": {},
-        }
+        kept = ("_recipe", "_optimizer", "_chains", "_steps", "_init_hypers")
+        own = {name: self.__dict__[name] for name in kept}
+        return {**super().__getstate__(), **own, "_options": {}, "_loaded": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -311,14 +307,15 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def _format_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Change a state dict to torch's form."""
         chains, groups = [], []
-        for own, group in zip(self._groups(), self.param_groups, strict=True):
-            chains.append((self._optimizer_of(own.number).stages, own.hypers))
-            groups.append({**group, "params": self._tensors(own.number)})
+        for k, (own, group) in enumerate(zip(self._groups(), self.param_groups, strict=True)):
+            chains.append((self._optimizer_of(k).stages, own.hypers))
+            groups.append({**group, "params": self._tensors(k)})
         format_checkpoint(chains, groups, state_dict, self._init_hypers)
 
     def _store_loaded(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a state dict with groups in the order of this optimizer, and store it."""
-        groups = self._loaded_groups(match_params(state_dict, self.param_groups))
+        saved = match_params(state_dict, self.param_groups)
+        groups = self._recipe.loaded_groups(saved, self.param_groups)
         self._loaded = {**state_dict, "param_groups": groups}
         return self._loaded
 
@@ -326,9 +323,9 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         """Complete the loaded state of all parameters, and restore its dtypes and storages."""
         self._chains.load_shared(self.param_groups)
         for number, loaded_group in enumerate(self.param_groups):
-            group = self.param_groups[number] = self._loaded_group(number, loaded_group)
+            stages = self._stages_of(number, loaded_group)
+            group = self.param_groups[number] = self._recipe.loaded_group(stages, loaded_group)
             hypers = self._options_of(number).checked_hypers(group)
-            stages = self._optimizer_of(number).stages
             kept = self._loaded["param_groups"][number]["params"]
             loaded = [self._loaded["state"].get(key, {}) for key in kept]
             tensors = {**group, "params": self._tensors(number)}
@@ -357,6 +354,10 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _optimizer_of(self, number: int) -> Optimizer:
         return self._chains.parts[number][0]
+
+    def _stages_of(self, number: int, group: Mapping[str, Any]) -> tuple[Stage, ...]:
+        """Return the stages that a group has with some options."""
+        return self._optimizer_of(number).stages
 
     @disable_compile
     def _step(self, loss: Any, extra: Mapping[str, Any]) -> None:
@@ -387,33 +388,12 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self.param_groups[number] = guard_schedules(self.param_groups[number], options.names)
         group = self._stepped_groups[number]
         hypers = options.checked_hypers(group)
-        complete_state(self._optimizer_of(number).stages, hypers, group, self._states)
+        complete_state(self._stages_of(number, group), hypers, group, self._states)
         self._init_hypers[number] = hypers
 
     def _options_of(self, index: int) -> OptionsReader:
         if index not in self._options:
-            self._options[index] = self._reader(index)
+            group, own = self.param_groups[index], self._optimizer_of(index)
+            options = self._recipe.reader(group["params"], index)
+            self._options[index] = GroupOptions(own, index) if self._chains.divides else options
         return self._options[index]
-
-    # Subclasses may have groups with the options of a class.
-
-    def _defaults(self) -> Mapping[str, Any]:
-        """Return the defaults of all groups."""
-        return {} if self._chains.divides else self._optimizer.hyper
-
-    def _reader(self, number: int) -> OptionsReader:
-        """Return a new reader of a group's options."""
-        return GroupOptions(self._optimizer_of(number), number)
-
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        """Check the options of a new group, which is not divided."""
-        require_options(group, self._optimizer.hyper)
-        GroupOptions(self._optimizer).checked_hypers(group)
-
-    def _loaded_groups(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the groups of a checkpoint, with the options that they lack."""
-        return loaded_groups(saved, self.param_groups)
-
-    def _loaded_group(self, number: int, loaded: dict[str, Any]) -> dict[str, Any]:
-        """Return a group of a checkpoint, without torch's option for the kind of weight decay."""
-        return without_decay_kind(self._optimizer_of(number).stages, loaded)

@@ -60,7 +60,7 @@ class ChainGroups:
             self._recipes = [recipe] * len(groups)
             for group in groups:
                 require_options(group.options, recipe.defaults)
-        self._readers = [own.reader("cpu", number) for number, own in enumerate(self._recipes)]
+        self._readers = [own.reader((), number) for number, own in enumerate(self._recipes)]
         pairs = zip(self._recipes, self.groups, strict=False)  # no recipes for an opaque class
         options = [{**own.defaults, **group.options} for own, group in pairs]
         self.check_options(options, "the constructor")

@@ -15,7 +15,6 @@ from functional_optim.engine.recipes import (
     OptionsReader,
     Recipe,
     class_of_functional,
-    device_of,
     recipe_of,
 )
 from functional_optim.engine.stages import is_measured, require_gradients_alone
@@ -74,7 +73,7 @@ class GroupRecipes:
         self, recipe: Recipe, optimizer: Optimizer, places: tuple[int, ...], params: Any
     ) -> None:
         given = [params] if isinstance(params, Tensor) else list(params)
-        self.readers.append(recipe.reader(device_of(given), len(self._own)))
+        self.readers.append(recipe.reader(given, len(self._own)))
         self._own.append(recipe)
         self.chains.parts.append((optimizer, places))
 

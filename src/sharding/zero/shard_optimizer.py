@@ -58,8 +58,7 @@ class ShardOptimizer(ExplicitGradients):
         self._count = 0
         """Number of shards with state when the bucket of all shards was made."""
         recipes = shards.recipes
-        self._use_recipe(recipes.whole)
-        self._use_optimizer(recipes.whole.optimizer, recipes.chains)
+        self._use_recipe(recipes.whole, recipes.chains)
         # torch adds to the defaults, so it gets a copy. It needs a group, which is not used.
         torch.optim.Optimizer.__init__(self, [{"params": []}], dict(recipes.whole.defaults))
         self._known = list(self.param_groups)
@@ -273,8 +272,8 @@ class ShardOptimizer(ExplicitGradients):
         self._chains.load_shared(groups)
         self._buckets.clear()
 
-    def _reader(self, number: int) -> OptionsReader:
-        return self.owned.recipes.readers[number]
+    def _options_of(self, index: int) -> OptionsReader:
+        return self._options.setdefault(index, self.owned.recipes.readers[index])
 
     def _leaf_states(
         self, group: Group, params: Sequence[Tensor], names: Sequence[str], begins: Iterable[bool]
