@@ -23,7 +23,7 @@ from functional_optim import (
     schedule_free_adamw,
     sgd,
 )
-from functional_optim.plan import StepPlan, engine, tree_steps
+from functional_optim.plan import StepPlan, item_steps, tree_steps
 from functional_optim.plan.decision import Decision
 
 from ..choices import case
@@ -60,7 +60,12 @@ def _no_plans_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the calls of functions that a planned step does not need."""
-    places = (StepPlan, "__init__"), (engine, "update"), (engine, "prepare"), (Decision, "add_up")
+    places = (
+        (StepPlan, "__init__"),
+        (item_steps, "update"),
+        (item_steps, "prepare"),
+        (Decision, "add_up"),
+    )
     return noted_calls(monkeypatch, places)
 
 

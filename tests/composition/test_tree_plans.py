@@ -24,7 +24,7 @@ from functional_optim import (
 )
 from functional_optim.core.state import State
 from functional_optim.kernels.errors import NotPointwiseError
-from functional_optim.plan import StepPlan, engine, tree_steps
+from functional_optim.plan import StepPlan, item_steps, tree_steps
 
 from ..choices import case
 from ..steady import noted_calls
@@ -73,7 +73,7 @@ def test_a_wrong_gradient_changes_nothing_in_a_planned_step(what: str) -> None:
 
 
 def test_steps_that_all_need_an_input_are_planned_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = noted_calls(monkeypatch, ((StepPlan, "__init__"), (engine, "prepare")))
+    seen = noted_calls(monkeypatch, ((StepPlan, "__init__"), (item_steps, "prepare")))
     optimizer = chain(clip_by_global_norm(0.5), adahessian(0.1))
     params, want = params_of(), params_of()
     state, after = optimizer.init(params), optimizer.init(want)

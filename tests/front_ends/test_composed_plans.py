@@ -17,7 +17,7 @@ from functional_optim import (
     sgd,
     weight_decay,
 )
-from functional_optim.plan import engine
+from functional_optim.plan import item_steps
 from functional_optim.plan.step_plan import BoundStep
 
 from ..choices import case
@@ -116,7 +116,7 @@ def test_parameters_that_lie_in_another_way_are_planned_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alone: list[int] = []
-    prepared = engine.prepare
+    prepared = item_steps.prepare
 
     def noted(stages: Any, executor: Any, items: Any, *more: Any, **options: Any) -> Any:
         alone.append(len(items))
@@ -136,6 +136,6 @@ def test_parameters_that_lie_in_another_way_are_planned_again(
         for param in params:
             param.grad = torch.full_like(param, 0.5)
         if step == 6:
-            monkeypatch.setattr(engine, "prepare", noted)
+            monkeypatch.setattr(item_steps, "prepare", noted)
         optimizer.step()
     assert alone == []

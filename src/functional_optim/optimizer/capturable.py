@@ -31,7 +31,7 @@ from functional_optim.kernels.chunks import tensors_of, why_not_flat, with_tenso
 from functional_optim.kernels.validate import EXAMPLE_ELEMENTS, check_device_scalars
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.bound_buffer import BoundBuffer
-from functional_optim.plan import engine
+from functional_optim.plan import item_steps
 from functional_optim.plan.device_numbers import DeviceNumbers, first_value
 from functional_optim.plan.guard import mark_changed
 from functional_optim.plan.item import Item, StepScalars
@@ -249,7 +249,7 @@ class CapturableOptimizer(BoundOptimizer):
         scalars_of = _each_once(self._numbers.scalars_of)
         bound = self._bind(optimizer.stages, items, measured, scalars_of)
         if bound is None:
-            engine.update_(optimizer.stages, self._executor, items, measured, scalars_of)
+            item_steps.update_(optimizer.stages, self._executor, items, measured, scalars_of)
         else:
             defer_interrupts(_run_and_count, bound, items)
         stepped = [self._params[k] for k, grad in enumerate(every) if grad is not None]
@@ -269,7 +269,7 @@ class CapturableOptimizer(BoundOptimizer):
             return None
         totals: Sequence[Tensor] = measured
         if len(measured) < sum(map(is_measured, stages)):
-            totals = engine.totals(stages, self._executor, items, scalars_of, measured)
+            totals = item_steps.totals(stages, self._executor, items, scalars_of, measured)
         made = [scalars_of(item) for item in items]  # one object for each group
         numbers = list({id(one): one for one in made}.values())
         groups = {id(one): number for number, one in enumerate(numbers)}

@@ -29,7 +29,7 @@ from functional_optim.core.tree import leaf_states, path_name
 from functional_optim.core.views import has_other_strides, real_view
 from functional_optim.kernels import ReferenceExecutor
 from functional_optim.optimizer.torchscript import compile_program, run_unfused
-from functional_optim.plan import engine
+from functional_optim.plan import item_steps
 from functional_optim.plan.item import Item
 from functional_optim.plan.tree import initial_state, params_of
 
@@ -200,7 +200,7 @@ class ScriptedOptimizer:
             )
             if grad is not None
         ]
-        engine.update_(self._stages, ReferenceExecutor(), items)
+        item_steps.update_(self._stages, ReferenceExecutor(), items)
 
 
 @disable_compile

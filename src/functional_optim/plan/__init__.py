@@ -8,7 +8,7 @@ Read the modules in this order:
 
 ``points``, ``decision``
     The points at which a step waits (totals, shared scalars, gates), and the runs that follow.
-``leaf_by_leaf``, ``engine``
+``leaf_by_leaf``, ``item_steps``
     A step without a plan: check, decide and bind everything, then step leaf by leaf.
 ``step_plan``, with ``chunks``, ``leaf_positions``, ``totals``
     The plan of one run. ``prepare(tensors, hypers)`` raises all errors, and returns a bound step;

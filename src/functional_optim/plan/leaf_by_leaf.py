@@ -41,7 +41,7 @@ from functional_optim.core.state_init import FieldsOf, TreeFields, fields_of
 from functional_optim.core.tree import flatten, flatten_like, leaf_states, path_name
 from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
-from functional_optim.plan import engine
+from functional_optim.plan import item_steps
 from functional_optim.plan.decision import Decision, Rows
 from functional_optim.plan.item import next_step
 from functional_optim.plan.leaf_inputs import copy_inputs, flatten_inputs, remove_inputs
@@ -225,7 +225,7 @@ def run_pure(executor: Executor, decided: Decision, params: list[Any], states: l
     for run in decided.end.runs:
         items, measured = decided.items(run.part), decided.totals_of(run.part)
         scalars_of = partial(decided.numbers.scalars_of, run.part)
-        results = engine.update(run.part.stages, executor, items, measured, scalars_of)
+        results = item_steps.update(run.part.stages, executor, items, measured, scalars_of)
         for k, (param, part) in zip(run.part.members, results, strict=True):
             leaf = decided.leaves[k]
             params[leaf.position] = param
@@ -293,7 +293,7 @@ def prepare(executor: Executor, decided: Decision, run: StageRun) -> Callable[[]
     """Bind a run, leaf by leaf, with its counts. All errors are raised now."""
     stages = run.part.stages
     items = copy_inputs(stages, decided.items(run.part))
-    step = engine.prepare(
+    step = item_steps.prepare(
         stages,
         executor,
         items,

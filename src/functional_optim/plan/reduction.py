@@ -27,7 +27,7 @@ def complete(
     """Return the totals of all measured stages if there are shards, else ``measured``.
 
     Executors do not sum over ranks. Arguments as for
-    :func:`functional_optim.plan.engine.update_`.
+    :func:`functional_optim.plan.item_steps.update_`.
     """
     places = [place for place, stage in enumerate(stages) if is_measured(stage)]
     if len(measured) >= len(places) or not any(is_dtensor(item.param) for item in items):

@@ -22,7 +22,7 @@ from functional_optim.core.stage import Stage
 from functional_optim.kernels import Executor, Leaf
 from functional_optim.kernels.chunks import extent_of
 from functional_optim.kernels.kernel import Call, Part
-from functional_optim.plan import engine
+from functional_optim.plan import item_steps
 from functional_optim.plan.chunk_groups import chunks_of
 from functional_optim.plan.guard import kinds_of
 from functional_optim.plan.item import Item, StepScalars
@@ -241,7 +241,7 @@ class StepPlan:
         """Bind the step of leaves that no kernel steps."""
         items, scalars_of = self._items(sorted(others), tensors, hypers, numbers)
         given = self._stages, self._executor, items, totals, scalars_of
-        return engine.prepare(*given, counts=self._counts)
+        return item_steps.prepare(*given, counts=self._counts)
 
     def _counted_beside(self, others: Sequence[int]) -> list[int]:
         """Return positions of the step counts to increase, if the engine counts some leaves."""
@@ -257,7 +257,7 @@ class StepPlan:
         items, _ = self._items(asked, tensors, hypers, None)
         made = {id(one.state.step): every[numbers[k]] for k, one in zip(asked, items, strict=True)}
         stages, executor = self._stages, self._executor
-        engine.require(stages, executor, items, lambda item: made[id(item.state.step)])
+        item_steps.require(stages, executor, items, lambda item: made[id(item.state.step)])
         self._kinds_to_ask = []
 
     def addends(self, tensors: list[Tensor], hypers: Sequence[tuple[Any, ...]]) -> Tensor | None:
@@ -314,7 +314,7 @@ class StepPlan:
             return measured
         if self.others:
             items, scalars_of = self._items(range(len(self._rows)), tensors, hypers, numbers)
-            return engine.totals(self._stages, self._executor, items, scalars_of, measured)
+            return item_steps.totals(self._stages, self._executor, items, scalars_of, measured)
         grads = list(map(tensors.__getitem__, self._stepped))
         executor, leaf = self._chunks[0].executor, partial(self._leaf, tensors)
         return without_grad(self._totals.of, executor, every, grads, measured, leaf)

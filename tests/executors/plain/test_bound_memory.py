@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import State, adamw, muon, sgd, stored
-from functional_optim.plan import engine
+from functional_optim.plan import item_steps
 
 from ...choices import case, pairs
 from ..support import Twins, assert_same, copied, noise
@@ -99,7 +99,7 @@ def test_gradients_of_other_layouts_are_stepped_at_once(
 ) -> None:
     """They are copied into the buffers, and no parameter is stepped alone."""
     alone: list[Any] = []
-    prepare = engine.prepare
+    prepare = item_steps.prepare
 
     def noted(*given: Any, **options: Any) -> Any:
         alone.append(given)
@@ -116,7 +116,7 @@ def test_gradients_of_other_layouts_are_stepped_at_once(
             grads = [change(noise(10 * step + k, 4, 4, dtype=dtype)) for k in range(3)]
             kept = copied(grads)
             with monkeypatch.context() as patch:
-                patch.setattr(engine, "prepare", noted)
+                patch.setattr(item_steps, "prepare", noted)
                 twins.bound.step(grads)
             twins.optimizer.update_(twins.plain, grads, twins.state)
             with case(**one, step=step):
