@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from functional_optim import chain, clip_by_global_norm, sgd
+from functional_optim import accumulate, chain, clip_by_global_norm, sgd
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalTransport, LocalWorld
 from sharding.transport.local_group import LocalGroup
@@ -175,11 +175,19 @@ def stepped(count: int, optimizer: Callable[[], Any]) -> ZeroRedundancyOptimizer
     return zero
 
 
+STEPPED: dict[str, Callable[[], Any]] = {
+    "plain": lambda: sgd(lr=0.1, momentum=0.9),
+    "clipped": lambda: chain(clip_by_global_norm(1.0), sgd(lr=0.1)),
+    "accumulated": lambda: chain(accumulate(2), sgd(lr=0.1)),
+}
+
+
 @pytest.mark.parametrize("package", ["sharding", "functional_optim"])
+@pytest.mark.parametrize("name", STEPPED)
 def test_a_step_takes_as_many_calls_for_many_parameters_as_for_few(
-    package: str, monkeypatch: pytest.MonkeyPatch
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step runs no Python call for each parameter, even before a loop is compiled."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1 << 60)
-    few, many = (stepped(count, lambda: sgd(lr=0.1, momentum=0.9)) for count in (10, 300))
+    few, many = (stepped(count, STEPPED[name]) for count in (10, 300))
     assert calls_of(few.step, package) == calls_of(many.step, package)

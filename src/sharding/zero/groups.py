@@ -40,7 +40,8 @@ def vector_of(addends: Mapping[str, Tensor], plan: ShardPlan, numbers: int = 0) 
 
     If addends have ``numbers`` elements each, there is a row for each element.
     """
-    places, count = {path: plan.index_of(path) for path in addends}, len(plan.specs)
+    places = dict(zip(addends, plan.indices_of(addends), strict=True))
+    count = len(plan.specs)
     if not numbers:
         return vector_at(addends, places, count)
     columns = [{path: row[k] for path, row in addends.items()} for k in range(numbers)]
@@ -59,8 +60,8 @@ def vector_at(addends: Mapping[str, Tensor], places: Mapping[str, int], count: i
     device = next(iter(by_device)) if len(by_device) == 1 else torch.device("cpu")
     vector = torch.zeros(count, dtype=torch.float64, device=device)
     for paths in by_device.values():  # one copy for each device, not for each addend
-        values = torch.stack([addends[path].to(torch.float64) for path in paths])
-        vector[_indices(tuple(places[path] for path in paths), device)] = values.to(device)
+        values = torch.stack(list(map(addends.__getitem__, paths))).to(torch.float64)
+        vector[_indices(tuple(map(places.__getitem__, paths)), device)] = values.to(device)
     return vector
 
 

@@ -317,7 +317,7 @@ class RangeStepMixin(AveragedParams):
             own = {path for path, one in every if one.requires_grad or one.grad is not None}
         if self._local is not None:
             own = self._local.find_changing(own)
-        return own if own is self.params else (path for path in self.params if path in own)
+        return own if own is self.params else filter(own.__contains__, self.params)
 
     def _check_hook_unscaled(self) -> None:
         """Warn that step() does nothing. Raise RuntimeError if a GradScaler was not considered."""
