@@ -59,10 +59,11 @@ class NamedGroups(ExplicitGradients):
         def gradients_of(params: list[Tensor]) -> list[Tensor | None]:
             return [by_id.get(id(param)) for param in params]
 
+        groups = self._groups()
         bucket = None  # with shared scalars, step all, some without gradients
         if not self._chains.has_shared:
             bucket = self._bucket(tuple(names), lambda: self._members_of(names))
-        self._lock.run(self._step_bucket, bucket, self._groups(), gradients_of)
+        self._lock.run(self._step_bucket, bucket, groups, gradients_of)
 
     def _members_of(self, names: Sequence[str]) -> list[Member]:
         own: dict[int, list[str]] = {}

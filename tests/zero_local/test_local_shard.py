@@ -109,6 +109,32 @@ def test_alone_it_is_what_the_factory_makes(name: str) -> None:
     LocalWorld(1).run(of_rank)
 
 
+def test_the_shard_is_a_local_optimizer() -> None:
+    """``optim`` steps by given gradients; a frozen parameter has no state."""
+
+    def of_rank(group: Any) -> None:
+        made = []
+        for by_step in (False, True):
+            params = named()
+            params["scale"].requires_grad_(False)
+            zero = ZeroRedundancyOptimizer(params.items(), torch.optim.AdamW, group)
+            local: Any = zero.optim
+            for step in range(3):
+                grads = grads_at(step, missing={0: "scale", 1: "scale", 2: "scale"})
+                if by_step:
+                    for key, one in params.items():
+                        one.grad = grads[key]
+                    zero.step()
+                else:
+                    paths = {id(one): key for key, one in params.items()}
+                    local.step_by([grads[paths[id(one)]] for one in local.params])
+            made.append(params)
+            assert params["scale"] not in zero.optim.state
+        assert all(map(torch.equal, made[0].values(), made[1].values()))
+
+    LocalWorld(1).run(of_rank)
+
+
 def test_ranks_that_are_given_the_same_totals_step_as_one() -> None:
     """Shards on several ranks are stepped as one process steps, also with cut parameters.
 

@@ -141,6 +141,10 @@ class ExplicitGradients(TorchOptimizer):
 
     # ------------------------------------------------------------------- some of the parameters
 
+    def _all(self) -> StepBucket:
+        """Return the bucket of all parameters."""
+        return self._bucket(None)
+
     def _bucket(
         self, key: Hashable, members_of: Callable[[], Sequence[Member]] | None = None
     ) -> StepBucket:
@@ -164,7 +168,7 @@ class ExplicitGradients(TorchOptimizer):
     ) -> None:
         """Step a bucket, by default all parameters, after all checks; write shared scalars."""
         own = groups, self._states, self._leaf_states, gradients
-        every = (bucket or self._bucket(None)).current(*own)
+        every = (bucket or self._all()).current(*own)
         for call in [steps.prepare(now, measured) for steps, now in every]:
             call()
         if self._chains.has_shared:
@@ -181,7 +185,7 @@ class ExplicitGradients(TorchOptimizer):
         own = groups, self._states, self._leaf_states, gradients
         found: dict[int, Tensor] = {}
         zero = torch.zeros((), dtype=torch.float64)
-        for steps, now in (bucket or self._bucket(None)).current(*own):
+        for steps, now in (bucket or self._all()).current(*own):
             added, zero = steps.addends(now, measured)
             found.update(added)
         return found, zero
@@ -191,24 +195,29 @@ class ExplicitGradients(TorchOptimizer):
     def _groups(self) -> list[Group]:
         groups = super()._groups()
         if self._has_class_options:
-            for number, options in self._options.items():
-                self._place(number, options.latest)
+            self._place({number: options.latest for number, options in self._options.items()})
         return groups
 
-    def _place(self, number: int, chain: GroupChain) -> None:
-        """Replace the chain of a group if an option has changed its stages or its executor."""
-        before = self._placed.get(number)
-        if chain is before:
-            return
-        if before is None or chain[::2] != before[::2]:
-            self._chains.replace_part(number, chain.optimizer)
+    def _place(self, chains: Mapping[int, GroupChain]) -> None:
+        """Replace the chains of groups if an option has changed their stages or executors."""
+        known = self._placed
+        changed = {number: one for number, one in chains.items() if one is not known.get(number)}
+        new = {
+            number: one.optimizer
+            for number, one in changed.items()
+            if number not in known or one[::2] != known[number][::2]
+        }
+        if new:
+            self._chains.replace_parts(new)
             self._steps.forget()
             self._buckets.clear()
-        self._placed[number] = chain
+            for number in new:  # the state was created for other stages
+                self._init_hypers.pop(number, None)
+        known.update(changed)
 
     def _stages_of(self, number: int, group: Mapping[str, Any]) -> tuple[Stage, ...]:
         if self._has_class_options:
-            self._place(number, self._options_of(number).chain(group))
+            self._place({number: self._options_of(number).chain(group)})
         return super()._stages_of(number, group)
 
     @disable_compile

@@ -15,7 +15,6 @@ from torch import Tensor
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import HYPERS, LeafChain
-from functional_optim.core.stage import Stage
 from functional_optim.core.state import Shared, state_tensors
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.group_parts import CheckParam, GroupPart, divide_group, needs_groups
@@ -62,7 +61,7 @@ class GroupChains:
         """True if groups are divided by chain."""
         self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
         """For each parameter group, its own optimizer and the indices of its links."""
-        self._places: dict[tuple[Stage, ...], tuple[int, ...]] = {}
+        self._places = {optimizer.stages: tuple(range(len(optimizer.links)))}
         """The indices of links, by the stages of groups with the options of a class."""
         self.selectors = UnmatchedSelectors(optimizer.links, optimizer.overrides)
         self.shared: Any = initial_shared(optimizer)
@@ -88,31 +87,31 @@ class GroupChains:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_chains": []}
 
-    def replace_part(self, number: int, own: Optimizer) -> None:
-        """Replace the chain of a group, whose options have changed its stages.
-
-        Links of new stages are added to those of all groups.
+    def replace_parts(self, changed: Mapping[int, Optimizer]) -> None:
+        """Replace the chains of groups, by number, whose options have changed their stages.
 
         Raises:
-            ValueError: the new chain, or another one, has a stage that needs a total over all
-                gradients, which acts on all groups.
+            ValueError: groups then differ in their stages, and a stage needs a total over all
+                gradients. Nothing has changed.
         """
-        before = self.optimizer
-        if not self._places:
-            self._places[before.stages] = tuple(range(len(before.links)))
-        places = self._places.get(own.stages, ())
-        if own.links and not places:
-            if any(map(needs_total, (*before.stages, *own.stages))):
+        every = [changed.get(number, own) for number, (own, _) in enumerate(self.parts)]
+        if not all(own.stages in self._places for own in changed.values()):
+            distinct = {own.stages: own.links for own in every}
+            stages = [stage for own in distinct for stage in own]
+            if len(distinct) > 1 and any(map(needs_total, stages)):
                 raise ValueError(
-                    f"the options of parameter group {number} need another chain than those of "
-                    "other groups, and a stage of these chains needs a total over all gradients; "
-                    "put the option back, or make another optimizer for that group"
+                    f"the options of parameter group {next(iter(changed))} need other stages than "
+                    "those of other groups, and a stage needs a total over the gradients of all "
+                    "groups; put the option back, or give all groups the same value"
                 )
-            places = tuple(range(len(before.links), len(before.links) + len(own.links)))
-            self._places[own.stages] = places
-            self.optimizer = replace(before, links=(*before.links, *own.links))
-            self._links = self.optimizer.links
-        self.parts[number] = own, places
+            links: Links = ()
+            self._places = {}
+            for own, added in distinct.items():
+                self._places[own] = tuple(range(len(links), len(links) + len(added)))
+                links = (*links, *added)
+            self.optimizer = replace(self.optimizer, links=links)
+            self._links = links
+        self.parts[:] = [(own, self._places[own.stages]) for own in every]
         self._chains = []
 
     def divide(self, group: Mapping[str, Any], first: int) -> list[GroupPart]:

@@ -108,7 +108,7 @@ class LocalShards:
             group = {"params": [one.tensor for one in shards]}
             complete_state(chain.stages, chain.hypers, group, self.states)
             for one in shards:
-                one.init_hypers = chain.hypers
+                one.init_chain = chain
 
     def states_of(
         self, shards: Sequence[LocalShard], groups: Groups, begins: Sequence[bool] | None = None
@@ -121,14 +121,17 @@ class LocalShards:
         """
         kinds: dict[Any, list[int]] = {}
         for place, one in enumerate(shards):
-            key = one.group, id(one.init_hypers)
+            key = one.group, id(one.init_chain)
             kinds.setdefault(key, []).append(place)
         found: dict[int, LeafState] = {}
         for places in kinds.values():
             own = [shards[k] for k in places]
             chain, tensors = self.chain_of(own[0], groups), [one.tensor for one in own]
             may_begin = [begins is not None and begins[k] for k in places]
-            given = self.states, [one.path for one in own], may_begin, own[0].init_hypers
+            before = own[0].init_chain
+            same = before if before is not None and before.stages == chain.stages else None
+            init_hypers = None if same is None else same.hypers
+            given = self.states, [one.path for one in own], may_begin, init_hypers
             states = leaf_states(chain.stages, chain.hypers, tensors, *given)
             found.update(zip(places, states, strict=True))
         return [found[k] for k in range(len(shards))]
@@ -158,7 +161,7 @@ class LocalShards:
             wants = entry_layout(own.stages, own.hypers, *like).dtypes.keys()
             if entries is not None and not wants <= entries.keys():
                 del self.states[one.tensor]
-                one.init_hypers = None
+                one.init_chain = None
                 self._bare.append(one)
         self.complete(groups, wanted)
         stateful = [pair for pair in loaded if self.has_state(pair[0])]
@@ -178,7 +181,7 @@ class LocalShards:
 
     def has_state(self, shard: LocalShard) -> bool:
         """Return True if a shard has state, or had state that the caller removed."""
-        return shard.init_hypers is not None or shard.tensor in self.states
+        return shard.init_chain is not None or shard.tensor in self.states
 
     def is_frozen(self, shard: LocalShard) -> bool:
         """Return True if no stage acts on a shard: it is never stepped, and has no state."""

@@ -202,8 +202,7 @@ class ShardOptimizer(ExplicitGradients):
         check_measured(self.chain.stages, measured)
 
         def step() -> None:
-            self.complete()
-            groups = self._groups()
+            groups = self._groups()  # first: it replaces buckets of other stages
             self._step_bucket(self._bucket_of(shards), groups, gradients, measured)
 
         self._lock.run(step)
@@ -223,7 +222,6 @@ class ShardOptimizer(ExplicitGradients):
         check_measured(self.chain.stages, measured, asked=1)
         stage = [one for one in self.chain.stages if needs_total(one)][len(measured)]
         with self._lock.lock, torch.no_grad():
-            self.complete()
             groups = self._groups()
             found, _ = self._addends(self._bucket_of(shards), groups, gradients, measured)
         return self.owned.sum_by_path(found), 0 if stage.reduce is None else stage.totals
@@ -231,8 +229,8 @@ class ShardOptimizer(ExplicitGradients):
     def explain(self) -> str:
         """Return which executor steps which shards: see :meth:`Optimizer.explain`."""
         with self._lock.lock:
-            self.complete()
-            groups = self._bucket_of(None).groups(self._groups())
+            every = self._groups()
+            groups = self._all().groups(every)
             return self._chains.explain(groups, self._states)
 
     @disable_compile
@@ -284,7 +282,13 @@ class ShardOptimizer(ExplicitGradients):
     def _bucket_of(self, shards: tuple[LocalShard, ...] | None) -> StepBucket:
         """Return the bucket of some shards, or of all shards: for None, or with shared scalars."""
         if shards is not None and not self.steps_at_once:
+            self.complete()
             return self._bucket(shards, lambda: self._members_of(shards))
+        return self._all()
+
+    def _all(self) -> StepBucket:
+        """Return the bucket of all shards that have state."""
+        self.complete()
         if len(self.owned.states) != self._count:
             self._count = len(self.owned.states)
             self._buckets.pop(None, None)

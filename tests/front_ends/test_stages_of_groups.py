@@ -1,0 +1,108 @@
+"""Groups of a class whose options give them other stages, at construction and between steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import chain, clip_by_global_norm, register_functional_optim, sgd
+from functional_optim.frontends.local_optimizer import local_optimizer
+from functional_optim.frontends.registry import _REGISTERED
+from sharding import ZeroRedundancyOptimizer
+from sharding.transport.local import LocalWorld
+from tests.choices import each_value
+
+from .support import noise
+
+Groups = list[dict[str, Any]]
+
+# A class, the options of two groups, and options that change in the second group after two steps.
+CASES: dict[str, tuple[Any, Groups, dict[str, Any]]] = {
+    "amsgrad": (torch.optim.Adam, [{"amsgrad": True}, {}], {"maximize": True}),
+    "decay": (torch.optim.Adam, [{}, {}], {"decoupled_weight_decay": True}),
+    "momentum": (torch.optim.SGD, [{}, {"momentum": 0.9}], {"nesterov": True}),
+    "centered": (torch.optim.RMSprop, [{"centered": True}, {"momentum": 0.5}], {"lr": 0.01}),
+    "maximize": (torch.optim.AdamW, [{"maximize": True}, {}], {"maximize": True}),
+}
+
+
+class Local:
+    """A local optimizer that reads ``.grad``."""
+
+    def __init__(self, groups: Groups, cls: Any, **options: Any) -> None:
+        self.inner = local_optimizer(cls, groups, **options)
+        self.param_groups, self.state_dict = self.inner.param_groups, self.inner.state_dict
+
+    def step(self) -> None:
+        self.inner.step_by([one.grad for one in self.inner.params])
+
+
+DOORS: dict[str, Callable[..., Any]] = {
+    "local": Local,
+    "sharded": lambda groups, cls, **options: ZeroRedundancyOptimizer(
+        groups, cls, LocalWorld(1).groups[0], **options
+    ),
+}
+
+
+def groups_of(options: Groups) -> tuple[list[Tensor], Groups]:
+    params = [torch.nn.Parameter(noise(k, 5)) for k in range(4)]
+    return params, [{"params": params[2 * k : 2 * k + 2], **one} for k, one in enumerate(options)]
+
+
+@each_value(door=list(DOORS), name=list(CASES))
+def test_groups_with_other_stages_have_torchs_bits(door: str, name: str) -> None:
+    cls, options, changes = CASES[name]
+    (params, groups), (twins, twin_groups) = groups_of(options), groups_of(options)
+    ours = DOORS[door](groups, cls, lr=0.1, weight_decay=0.01)
+    theirs = cls(twin_groups, lr=0.1, weight_decay=0.01, foreach=False)
+    before = {key: theirs.param_groups[1][key] for key in changes}
+    for step in range(5):
+        for k, (param, twin) in enumerate(zip(params, twins, strict=True)):
+            param.grad, twin.grad = noise(10 * step + k, 5), noise(10 * step + k, 5)
+        if step == 2:
+            ours.param_groups[1].update(changes)
+            theirs.param_groups[1].update(changes)
+        if step == 4:
+            ours.param_groups[1].update(before)
+            theirs.param_groups[1].update(before)
+        ours.step()
+        theirs.step()
+        assert all(map(torch.equal, params, twins)), step
+    if door == "local":  # ZeRO collects its state first
+        saved = ours.state_dict()
+        fresh = cls(groups_of(options)[1], foreach=False)
+        fresh.load_state_dict(saved)
+        assert fresh.param_groups[1]["lr"] == ours.param_groups[1]["lr"]
+
+
+@pytest.fixture(name="clipped")
+def _clipped() -> Any:
+    class Clipped(torch.optim.SGD):
+        def __init__(self, params: Any, lr: float = 0.1, momentum: float = 0.0) -> None:
+            super().__init__(params, lr=lr, momentum=momentum)
+
+    def equivalent(lr: float = 0.1, momentum: float = 0.0) -> Any:
+        own = sgd(lr=lr, momentum=momentum)
+        return chain(clip_by_global_norm(1.0), own) if momentum == 0.0 else own
+
+    register_functional_optim(Clipped, equivalent)
+    yield Clipped
+    _REGISTERED.pop(Clipped)
+
+
+def test_a_total_of_some_groups_is_refused(clipped: Any) -> None:
+    """A norm over the gradients of one group would be no norm over all gradients."""
+    params, groups = groups_of([{}, {}])
+    local = local_optimizer(clipped, groups)
+    before = [one.detach().clone() for one in params]
+    local.param_groups[1]["momentum"] = 0.9
+    with pytest.raises(ValueError, match="a stage needs a total over the gradients of all groups"):
+        local.step_by([torch.ones(5)] * 4)
+    assert all(map(torch.equal, params, before))
+    local.param_groups[0]["momentum"] = 0.9
+    local.step_by([torch.ones(5)] * 4)
+    for one, old in zip(params, before, strict=True):
+        assert torch.equal(one, old - 0.1)
