@@ -1,5 +1,7 @@
 """Groups of a class whose options give them other stages, at construction and between steps."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +78,42 @@ def test_groups_with_other_stages_have_torchs_bits(door: str, name: str) -> None
         fresh = cls(groups_of(options)[1], foreach=False)
         fresh.load_state_dict(saved)
         assert fresh.param_groups[1]["lr"] == ours.param_groups[1]["lr"]
+
+
+@each_value(door=list(DOORS))
+def test_a_checkpoint_may_need_other_stages(door: str) -> None:
+    """``amsgrad`` of a checkpoint has a state that the optimizer did not have."""
+    (params, groups), (twins, twin_groups) = groups_of([{}, {}]), groups_of([{}, {}])
+    theirs = torch.optim.Adam(twin_groups, lr=0.1, amsgrad=True, foreach=False)
+    ours = DOORS[door](groups, torch.optim.Adam, lr=1.0)
+    for step in range(4):
+        for k, twin in enumerate(twins):
+            twin.grad = noise(10 * step + k, 5)
+        theirs.step()
+        if step == 1:
+            for param, twin in zip(params, twins, strict=True):
+                param.data.copy_(twin.data)
+            getattr(ours, "inner", ours).load_state_dict(theirs.state_dict())
+        if step > 1:
+            for param, twin in zip(params, twins, strict=True):
+                param.grad = twin.grad
+            ours.step()
+    assert all(map(torch.equal, params, twins))
+
+
+@each_value(copied=[copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_a_local_optimizer_steps_alone(copied: Callable[[Any], Any]) -> None:
+    params, groups = groups_of([{}, {"amsgrad": True}])
+    local = local_optimizer(torch.optim.Adam, groups, lr=0.1)
+    grads = [noise(k, 5) for k in range(4)]
+    local.step_by(grads)
+    other = copied(local)
+    local.step_by(grads)
+    assert not any(map(torch.equal, params, other.params))
+    other.step_by(grads)
+    assert all(map(torch.equal, params, other.params))
+    other.param_groups[0]["decoupled_weight_decay"] = True
+    other.step_by(grads)
 
 
 @pytest.fixture(name="clipped")

@@ -139,6 +139,10 @@ class ExplicitGradients(TorchOptimizer):
 
         return gradients_of
 
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"_has_class_options": self._has_class_options, "_placed": {}, "_buckets": {}}
+        return {**super().__getstate__(), **own}
+
     # ------------------------------------------------------------------- some of the parameters
 
     def _all(self) -> StepBucket:
