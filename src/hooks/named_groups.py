@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import Optimizer, State
-from functional_optim.engine.groups import NO_STATE, ExplicitGradients, Member
+from functional_optim.engine.groups import NO_STATE, BucketMember, ExplicitGradients
 from functional_optim.engine.options import guard_schedules
 from functional_optim.engine.recipes import recipe_of_optimizer
 from functional_optim.engine.stages import hyper_positions
@@ -65,12 +65,12 @@ class NamedGroups(ExplicitGradients):
             bucket = self._bucket(tuple(names), lambda: self._members_of(names))
         self._lock.run(self._step_bucket, bucket, groups, gradients_of)
 
-    def _members_of(self, names: Sequence[str]) -> list[Member]:
+    def _members_of(self, names: Sequence[str]) -> list[BucketMember]:
         own: dict[int, list[str]] = {}
         for name in names:
             own.setdefault(self._group_of[name], []).append(name)
         return [
-            Member(number, [self._by_name[one] for one in some], some)
+            BucketMember(number, [self._by_name[one] for one in some], some)
             for number, some in own.items()
         ]
 

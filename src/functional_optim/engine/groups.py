@@ -6,7 +6,7 @@ from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_parts import GroupPart
 from functional_optim.frontends.group_steps import NO_STATE, CurrentGroups
 from functional_optim.frontends.group_tensors import Gradients, Group, StatesOf
-from functional_optim.frontends.step_buckets import Member, StepBucket
+from functional_optim.frontends.step_buckets import BucketMember, StepBucket
 from functional_optim.optimizer.explain import waiting_lines
 from functional_optim.plan.leaf_by_leaf import BetweenRuns, check_extra
 from functional_optim.plan.step_leaves import StepLeaf
@@ -14,6 +14,7 @@ from functional_optim.plan.step_leaves import StepLeaf
 __all__ = [
     "NO_STATE",
     "BetweenRuns",
+    "BucketMember",
     "CurrentGroups",
     "ExplicitGradients",
     "Gradients",
@@ -21,7 +22,6 @@ __all__ = [
     "GroupChains",
     "GroupPart",
     "LeafChain",
-    "Member",
     "StatesOf",
     "StepBucket",
     "StepLeaf",

@@ -14,7 +14,7 @@ from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_options import GroupChain
 from functional_optim.frontends.group_tensors import Gradients, Group
 from functional_optim.frontends.recipe import ClassRecipe, Recipe
-from functional_optim.frontends.step_buckets import Member, StepBucket
+from functional_optim.frontends.step_buckets import BucketMember, StepBucket
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_groups import (
     params_of_groups,
@@ -150,7 +150,7 @@ class ExplicitGradients(TorchOptimizer):
         return self._bucket(None)
 
     def _bucket(
-        self, key: Hashable, members_of: Callable[[], Sequence[Member]] | None = None
+        self, key: Hashable, members_of: Callable[[], Sequence[BucketMember]] | None = None
     ) -> StepBucket:
         """Return the bucket of a key; ``members_of`` returns its members, by default all groups."""
         found = self._buckets.get(key)

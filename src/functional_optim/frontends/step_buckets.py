@@ -11,7 +11,7 @@ from functional_optim.frontends.group_steps import CurrentGroups, GroupSteps
 from functional_optim.frontends.group_tensors import Entries, Gradients, Group, StatesOf
 
 
-class Member(NamedTuple):
+class BucketMember(NamedTuple):
     """Tensors of one parameter group in a bucket."""
 
     number: int
@@ -41,7 +41,7 @@ class StepBucket:
 
     def __init__(
         self,
-        members: Sequence[Member] | None,
+        members: Sequence[BucketMember] | None,
         chains: GroupChains,
         executors: Sequence[str],
         masks: int,

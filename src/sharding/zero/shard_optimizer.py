@@ -11,10 +11,10 @@ from functional_optim import LeafState
 from functional_optim._torch import load_state_dict_hooks, with_own_step_hooks
 from functional_optim.engine.calls import disable_compile
 from functional_optim.engine.groups import (
+    BucketMember,
     ExplicitGradients,
     Gradients,
     Group,
-    Member,
     StepBucket,
 )
 from functional_optim.engine.options import copy_tensors, options_of, params_of_groups
@@ -294,14 +294,14 @@ class ShardOptimizer(ExplicitGradients):
             self._buckets.pop(None, None)
         return self._bucket(None, self._all_members)
 
-    def _all_members(self) -> list[Member]:
+    def _all_members(self) -> list[BucketMember]:
         """Return all shards with state, in the order of the states: one native call compares it."""
         states, by_tensor = self.owned.states, self.owned.by_tensor
         first = {id(one): by_tensor[id(one)] for one in states if id(one) in by_tensor}
         every = {**first, **{id(one.tensor): one for one in self.owned.with_state()}}
         return self._members_of(every.values())
 
-    def _members_of(self, shards: Iterable[LocalShard]) -> list[Member]:
+    def _members_of(self, shards: Iterable[LocalShard]) -> list[BucketMember]:
         """Return shards by group, without frozen shards.
 
         With shared scalars, there is an entry for every group, since every rank computes these
@@ -315,7 +315,7 @@ class ShardOptimizer(ExplicitGradients):
                 tensors, paths = found.setdefault(one.group, ([], []))
                 tensors.append(one.tensor)
                 paths.append(one.path)
-        return [Member(number, *lists) for number, lists in found.items()]
+        return [BucketMember(number, *lists) for number, lists in found.items()]
 
 
 def load_with_hooks(
