@@ -1,12 +1,15 @@
 """Laws of executors that compile, for every case. Few runs suffice, since each may compile."""
 
+from typing import Any
+
 import pytest
 
-from functional_optim.testing import LAWS
-from functional_optim.testing.runs import REAL_DTYPES, SMALL_SHAPES, Run
+from functional_optim import Optimizer, partition
+from functional_optim.testing import LAWS, Subject
+from functional_optim.testing.runs import MAX_STEPS, REAL_DTYPES, SMALL_SHAPES, Run
 
 from ...choices import EVERYTHING, case
-from ..support import SLOW, TABLE, require_of_runs
+from ..support import SLOW, TABLE, require_of_runs, seeded_run
 
 SHAPES = ((300,), *SMALL_SHAPES, (1, 2, 1, 2))
 """The first shape is more than one block of a compiled loop."""
@@ -33,22 +36,61 @@ def test_laws_of_compiled_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     require_of_runs(name, 2, subject.shapes(SHAPES), REAL_DTYPES, check)
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_traced_is_close(name: str) -> None:
+BY_DTYPE = [list(TABLE)[place :: len(REAL_DTYPES)] for place in range(len(REAL_DTYPES))]
+GROUPS = [names[at : at + 8] for names in BY_DTYPE for at in range(0, len(names), 8)]
+"""Chains that one graph steps: as many as a run has names for leaves, in one dtype."""
+
+
+def partition_of(names: list[str], leaves: int) -> tuple[Subject, Run]:
+    """Return a partition in which each chain steps leaves of its own, and a run of all leaves.
+
+    With several leaves of a chain, some gradients are missing.
+    """
+    chosen = [TABLE[name] for name in names]
+    dtype = REAL_DTYPES[list(TABLE).index(names[0]) % len(REAL_DTYPES)]
+    steps = max((one.max_steps for one in chosen if one.max_steps > MAX_STEPS), default=2)
+    sizes: dict[str, Any] = {"leaves": leaves, "steps": steps, "missing": leaves > 1}
+    runs = [
+        seeded_run(name, dtype, 0, one.subject().shapes(NON_EMPTY), **sizes)
+        for name, one in zip(names, chosen, strict=True)
+    ]
+    merged = Run(
+        (),
+        dtype,
+        tuple(leaf for run in runs for leaf in run.leaves),
+        tuple(sum(grads, ()) for grads in zip(*(run.steps[:steps] for run in runs), strict=True)),
+    )
+    part_of = {path: f"part_{k // leaves}" for k, path in enumerate(merged.names)}
+
+    def factory() -> Optimizer:
+        made = enumerate(zip(chosen, runs, strict=True))
+        parts = {f"part_{k}": one.factory(**run.kwargs) for k, (one, run) in made}
+        return partition(parts, lambda path, shape: part_of[path[0]])
+
+    return Subject(factory), merged
+
+
+@pytest.mark.parametrize("group", [*range(len(GROUPS)), "missing gradients"])
+def test_traced_is_close(group: int | str) -> None:
     """A step inside torch.compile matches a step outside, as one graph.
 
-    Tracing takes half a second for each leaf, and for each new set of missing gradients. So most
-    algorithms have one leaf with all gradients. Every twelfth has two leaves and missing gradients,
-    and every fourth if everything is tested.
+    Tracing takes a second for each optimizer, and half as much for each part of a partition. Four
+    chains have two leaves and missing gradients. If everything is tested, each chain is also traced
+    alone, and every fourth has several leaves.
     """
-    law, subject = LAWS["traced is close"], TABLE[name].subject()
-    several = list(TABLE).index(name) % (4 if EVERYTHING else 12) == 0
-    require_of_runs(
-        name,
-        1,
-        subject.shapes(NON_EMPTY),
-        REAL_DTYPES,
-        lambda run: law.check(subject, run),
-        leaves=1 + several,
-        missing=several,
-    )
+    law = LAWS["traced is close"]
+    names = list(TABLE)[::18][:4] if isinstance(group, str) else GROUPS[group]
+    subject, run = partition_of(names, 2 if isinstance(group, str) else 1)
+    with case(names=names, run=run):
+        law.check(subject, run)
+    for name in names if EVERYTHING else ():
+        alone, several = TABLE[name].subject(), list(TABLE).index(name) % 4 == 0
+        require_of_runs(
+            name,
+            1,
+            alone.shapes(NON_EMPTY),
+            REAL_DTYPES,
+            lambda run, alone=alone: law.check(alone, run),  # type: ignore[misc]
+            leaves=1 + several,
+            missing=several,
+        )
