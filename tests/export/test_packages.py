@@ -19,16 +19,15 @@ from .support import STEPS, assert_same, grads_of, job, run_elsewhere, stepped, 
 
 
 class Told(NamedTuple):
-    """Export to test: an optimizer, its options, and the dtype or length of its parameters."""
+    """Export to test: an optimizer, its options, and the length of its parameters."""
 
     optimizer: Optimizer
     options: dict[str, Any]
-    dtype: torch.dtype = torch.float32
     length: int = 0
     """The length of the only, flat parameter; 0 for a tree."""
 
     def params(self, length: int) -> dict[str, Any]:
-        return {"flat": torch.linspace(-1, 1, length)} if self.length else tree(self.dtype)
+        return {"flat": torch.linspace(-1, 1, length)} if self.length else tree()
 
 
 # Leaves of 2, 1 and 0 dimensions, several groups, a measured stage.
@@ -40,7 +39,6 @@ PROGRAMS: dict[str, Told] = {
     "clipped": Told(CLIPPED, {}),
     "sgd": Told(sgd(lr=0.1, momentum=0.9, dampening=0.1), {}),
     "custom": Told(CUSTOM, {"in_place": False}),
-    "custom, compiled": Told(CUSTOM, {"package": "aoti", "in_place": False}, torch.float64),
     "flat, compiled": Told(
         chain(clip_by_global_norm(1.0), adamw(lr=0.1, weight_decay=0.1)),
         {"package": "aoti", "dynamic": True},
