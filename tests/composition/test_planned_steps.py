@@ -26,7 +26,7 @@ from functional_optim import (
 from functional_optim.plan import StepPlan, item_steps, tree_steps
 from functional_optim.plan.decision import Decision
 
-from ..choices import case
+from ..choices import case, each, pairs
 from ..steady import calls_of, noted_calls
 from ..tensors import assert_same, normal, watched
 from .front_ends import FRONT_ENDS, Groups, Pure
@@ -45,11 +45,12 @@ KINDS: dict[str, Callable[[], Optimizer]] = {
 }
 SOME = ("frozen", "adamw", "clip over parts", "batches of parts", "finite batches", "sam")
 """One name of each kind of composition."""
-WAYS = [("update", "auto")] + [
-    (front_end, executor)
-    for front_end in ("update_", "TorchOptimizer")
-    for executor in ("reference", "blocked", "auto")
-]
+EXECUTORS = ("auto", "blocked", "reference")
+RUNS = {
+    # A pure step by another executor has no plan.
+    (one["name"], one["front_end"], "auto" if one["front_end"] == "update" else one["executor"])
+    for one in pairs(name=KINDS, front_end=FRONT_ENDS, executor=EXECUTORS)
+}
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +70,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return noted_calls(monkeypatch, places)
 
 
-@pytest.mark.parametrize(("front_end", "executor"), WAYS)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "front_end", "executor"), sorted(RUNS))
 def test_planned_steps_are_those_of_the_reference(
     name: str, front_end: str, executor: str, seen: list[str]
 ) -> None:
@@ -225,9 +225,9 @@ def _matrix_of(run: Pure, name: str) -> str:
     return next(k for k, v in entries if isinstance(v, torch.Tensor) and v.dim() == 2)
 
 
-@pytest.mark.parametrize("name", SOME[1:])
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
-@pytest.mark.parametrize("change", [moved, replaced, state_moved, counted_on, cleared])
+@each(
+    change=[moved, replaced, state_moved, counted_on, cleared], front_end=FRONT_ENDS, name=SOME[1:]
+)
 def test_what_somebody_changed_between_steps_is_seen(
     change: Callable[[Pure, str], None], front_end: str, name: str
 ) -> None:
