@@ -164,6 +164,22 @@ def test_sam_steps_by_the_gradients_at_the_worst_point() -> None:
     assert int(state.leaves["a"].step) == 3
 
 
+@each(executor=["auto", "reference", "blocked"], size=[1e-7, 0.0])
+def test_sam_goes_up_along_gradients_too_small_for_a_factor_in_float16(
+    executor: str, size: float
+) -> None:
+    """The factor ``rho / norm`` is above 65504, the largest float16."""
+    params = {name: one.half() for name, one in params_of().items()}
+    grads = {name: (one * size).half() for name, one in grads_at(0).items()}
+    norm = torch.cat([one.double().reshape(-1) for one in grads.values()]).norm()
+    want = {n: p + (0.5 * grads[n].double() / (norm + 1e-12)).half() for n, p in params.items()}
+    optimizer = chain(sam(0.5), sgd(0.1)).using(executor=executor)
+    state = optimizer.init(params)
+    assert_same(optimizer.update(params, grads, state)[0], want)
+    optimizer.update_(params, grads, state)
+    assert_same(params, want)
+
+
 def slopes(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     leaves = {name: one.detach().requires_grad_() for name, one in params.items()}
     loss = torch.stack([(one**4).sum() + one.sum() ** 2 for one in leaves.values()]).sum()

@@ -17,7 +17,7 @@ from functional_optim.bounds import NON_NEGATIVE
 from functional_optim.core.gate import Gate
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, Rule
-from functional_optim.numeric import add
+from functional_optim.numeric import mul
 from functional_optim.transforms.clip_by_global_norm import squares_of_each, sum_of_squares
 
 
@@ -75,7 +75,8 @@ def sam_rule(
     param: Tensor, grad: Tensor, state: SamState, c: SamCoefficients
 ) -> tuple[Tensor, SamState]:
     if c.goes_up:
-        return add(param, grad, c.scale), SamState(param)
+        # In two operations: float16 has no number above 65504, and torch refuses such an alpha.
+        return param + mul(grad, c.scale), SamState(param)
     return (state.origin if c.goes_back else param), state
 
 
