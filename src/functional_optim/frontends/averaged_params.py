@@ -60,6 +60,7 @@ class AveragedParams:
         ``with`` statement ends, also after an exception. Parameters that this optimizer does not
         step, and buffers such as the statistics of BatchNorm, do not change. Inside of the ``with``
         statement, ``model.state_dict()`` has the averages, and steps of this optimizer are refused.
+        If no stage has a view, the model keeps its values, so one loop evaluates every optimizer.
 
         Args:
             model: a model with parameters of this optimizer. It may have other parameters too, and
