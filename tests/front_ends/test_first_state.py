@@ -127,6 +127,30 @@ def test_a_group_may_get_the_options_of_another_before_its_first_step() -> None:
     assert torch.equal(*found)
 
 
+@each(with_gradient=[[0, 1, 2], [1]], reverse=[False, True])
+def test_a_parameter_may_move_to_another_group_before_its_first_step(
+    with_gradient: list[int], reverse: bool
+) -> None:
+    """The first step sizes of Rprop are the rate of the group of the first step, as in torch."""
+    found = []
+    for ours in (True, False):
+        params = [torch.ones(2) for _ in range(3)]
+        groups: list[Any] = [{"params": params[:2]}, {"params": params[2:], "lr": 0.5}]
+        optimizer: Any = torch.optim.Rprop(groups, lr=0.1, foreach=False)
+        if ours:
+            optimizer = TorchOptimizer(groups, rprop(lr=0.1))
+        first, second = (group["params"] for group in optimizer.param_groups)
+        second.append(first.pop())
+        if reverse:
+            second.reverse()
+        for k in with_gradient:
+            params[k].grad = torch.ones(2)
+        optimizer.step()
+        sizes = [optimizer.state[params[k]]["step_size"] for k in with_gradient]
+        found.append(torch.cat(params + sizes))
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_shared_scalars_start_as_the_options_of_the_first_step(door: str) -> None:
     """Prodigy's distance starts as ``d0``, which may have changed since construction."""

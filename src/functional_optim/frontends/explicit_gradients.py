@@ -215,8 +215,6 @@ class ExplicitGradients(TorchOptimizer):
             self._chains.replace_parts(new)
             self._steps.forget()
             self._buckets.clear()
-            for number in new:  # the state was created for other stages
-                self._init_hypers.pop(number, None)
         known.update(changed)
 
     def _stages_of(self, number: int, group: Mapping[str, Any]) -> tuple[Stage, ...]:

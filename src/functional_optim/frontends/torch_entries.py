@@ -45,6 +45,9 @@ _DISTRIBUTED_CHECKPOINT = "torch.distributed.checkpoint"
 States = MutableMapping[Tensor, dict[str, Any]]
 """torch's dicts of state, by parameter."""
 
+Start = tuple[tuple[Stage, ...], tuple[Any, ...]]
+"""Stages and hyper-parameters for which a state was created."""
+
 _COUNT = torch.int64
 """The dtype of step counts."""
 
@@ -56,7 +59,7 @@ def leaf_states(
     states: States,
     names: Sequence[str],
     begins: Iterable[bool],
-    init_hypers: tuple[Any, ...] | None,
+    starts: MutableMapping[Tensor, Start],
 ) -> list[LeafState]:
     """Return the states of parameters, which share their tensors with the dicts of the parameters.
 
@@ -71,8 +74,9 @@ def leaf_states(
         names: of the parameters, for errors.
         begins: for each parameter, True if this may be its first step: it has a gradient, or a gate
             keeps an earlier gradient.
-        init_hypers: the hyper-parameters for which the states were created, if they may differ from
-            ``hypers``.
+        starts: the stages and hyper-parameters for which the state of each parameter was created.
+            They may differ from ``hypers``, also because a parameter was moved to another group.
+            An entry is written if new state is created.
     """
     dicts = [states[param] for param in params]
     values: list[Any] = [value for entries in dicts for value in entries.values()]
@@ -86,13 +90,16 @@ def leaf_states(
     every = zip(params, layouts_of(list(params)), names, dicts, layouts, begins, strict=True)
     for param, key, name, entries, layout, may_begin in every:
         # Entries with the same keys, layouts and counts as complete entries are complete.
-        kind = key, may_begin, *entries, *islice(kinds, len(entries))
+        start = id(starts.get(param)) if may_begin else None
+        kind = key, start, *entries, *islice(kinds, len(entries))
         if kind in complete:
             found.append(layout.state(entries.values()))
             continue
+        if not entries:
+            starts[param] = tuple(stages), hypers
         own = stages, hypers, param, add_new_stages(stages, hypers, param, entries, name), name
         if may_begin and entries and entries.get("step") == 0:
-            state = _first_state(*own, init_hypers, layout)
+            state = _first_state(*own, starts.get(param), layout)
         else:
             state = from_entries(*own, reinit=True, layout=layout)
         made = layout.entries(state)
@@ -110,7 +117,7 @@ def _first_state(
     param: Tensor,
     entries: Mapping[str, Any],
     name: str,
-    init_hypers: tuple[Any, ...] | None,
+    start: Start | None,
     layout: EntryLayout,
 ) -> LeafState:
     """Return the state before the first step. Arguments are those of :func:`leaf_states`.
@@ -127,7 +134,8 @@ def _first_state(
         entries = {**entries, **{key: made[key] for key in odd}}
     own = stages, hypers, param, entries, name
     state = from_entries(*own, reinit=True, counted=True, layout=layout)
-    return reinit_state(stages, hypers, param, state, init_hypers)
+    is_same = start is not None and start[0] == tuple(stages)
+    return reinit_state(stages, hypers, param, state, start[1] if start and is_same else None)
 
 
 def _is_like(entry: Any, shape: Any, device: torch.device, dtype: torch.dtype) -> bool:
@@ -247,7 +255,7 @@ def format_checkpoint(
     chains: Sequence[tuple[Sequence[Stage], tuple[Any, ...]]],
     groups: Sequence[Mapping[str, Any]],
     state_dict: dict[str, Any],
-    init_hypers: Mapping[int, tuple[Any, ...]],
+    starts: Mapping[Tensor, Start],
 ) -> None:
     """Change a state dict to the form of torch.optim, and record if weight decay is decoupled.
 
@@ -257,11 +265,11 @@ def format_checkpoint(
     Args:
         chains: the stages of each group, and their hyper-parameters.
         state_dict: of the optimizer, which is changed.
-        init_hypers: for groups by number, the hyper-parameters for which their state was created.
+        starts: as for :func:`leaf_states`.
     """
     written: dict[Any, Any] = dict(state_dict["state"])
     parts = zip(chains, state_dict["param_groups"], groups, strict=True)
-    for number, ((stages, hypers), kept, group) in enumerate(parts):
+    for (stages, hypers), kept, group in parts:
         damped = group.get("dampening", 0.0) != 0.0 and not is_called_by(_DISTRIBUTED_CHECKPOINT)
         for key, param in zip(kept["params"], group["params"], strict=True):
             if not stages:  # torch's strict loaders expect an entry for trainable parameters
@@ -270,7 +278,7 @@ def format_checkpoint(
             if entries:
                 if not has_begun(entries):
                     layout = entry_layout(stages, hypers, param.shape, param.dtype)
-                    own = f"state[{key}]", init_hypers.get(number), layout
+                    own = f"state[{key}]", starts.get(param), layout
                     first = _first_state(stages, hypers, param, entries, *own)
                     entries = {**entries, **layout.entries(first)}
                 made = checkpoint_entries(stages, hypers, param, entries, damped=damped)
@@ -284,12 +292,17 @@ def format_checkpoint(
 
 
 def drop_replaced(
-    groups: Sequence[Mapping[str, Any]], states: MutableMapping[Any, dict[str, Any]]
+    groups: Sequence[Mapping[str, Any]],
+    states: MutableMapping[Any, dict[str, Any]],
+    starts: MutableMapping[Tensor, Start],
 ) -> bool:
     """Delete the initial state of parameters that are in no group any more.
 
     Tensor-parallel libraries replace parameters in ``param_groups`` before the first step. torch's
     classes have no state then, but a TorchOptimizer has its initial state.
+
+    Args:
+        states, starts: as for :func:`leaf_states`; both are written to.
 
     Returns:
         True if any parameter was replaced. New parameters may have no state yet.
@@ -309,4 +322,5 @@ def drop_replaced(
             )
     for param in replaced:
         del states[param]
+        starts.pop(param, None)
     return bool(replaced)

@@ -208,19 +208,24 @@ def with_checked_params(group: Mapping[str, Any], stages: Sequence[Stage]) -> di
     return {**group, "params": given}
 
 
-def remove_groups(optimizer: torch.optim.Optimizer, count: int, *by_number: dict[int, Any]) -> None:
+def remove_groups(
+    optimizer: torch.optim.Optimizer,
+    count: int,
+    by_number: dict[int, Any],
+    by_param: dict[Tensor, Any],
+) -> None:
     """Remove all groups after the first ``count`` groups, with their state.
 
     Args:
         count: the number of groups to keep.
-        by_number: dicts by group number, from which the entries of removed groups are deleted.
+        by_number, by_param: dicts, from which the entries of removed groups are deleted.
     """
-    for known in by_number:
-        for number in [one for one in known if one >= count]:
-            del known[number]
+    for number in [one for one in by_number if one >= count]:
+        del by_number[number]
     for group in optimizer.param_groups[count:]:
         for param in group["params"]:
             optimizer.state.pop(param, None)
+            by_param.pop(param, None)
     del optimizer.param_groups[count:]
 
 

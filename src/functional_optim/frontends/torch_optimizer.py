@@ -25,6 +25,7 @@ from functional_optim.frontends.param_inputs import list_inputs
 from functional_optim.frontends.recipe import Recipe, recipe_of_optimizer
 from functional_optim.frontends.torch_checkpoint import own_copy, require_dict
 from functional_optim.frontends.torch_entries import (
+    Start,
     States,
     check_complete,
     complete_state,
@@ -124,7 +125,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self._recipe, self._optimizer, self._chains = recipe, recipe.optimizer, chains
         self._steps = GroupSteps(recipe.optimizer.executor)
         self._options: dict[int, OptionsReader] = {}
-        self._init_hypers: dict[int, tuple[Any, ...]] = {}
+        self._starts: dict[Tensor, Start] = {}
         self._loaded: dict[str, Any] = {}
         self._known: list[dict[str, Any]] = []
 
@@ -165,7 +166,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         try:
             self._add_group(param_group)
         except BaseException:  # also KeyboardInterrupt
-            remove_groups(self, count, self._options, self._init_hypers)
+            remove_groups(self, count, self._options, self._starts)
             del self._chains.parts[count:]
             self.defaults = defaults
             raise
@@ -277,7 +278,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             self._steps.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_recipe", "_optimizer", "_chains", "_steps", "_init_hypers")
+        kept = ("_recipe", "_optimizer", "_chains", "_steps", "_starts")
         own = {name: self.__dict__[name] for name in kept}
         return {**super().__getstate__(), **own, "_options": {}, "_loaded": {}}
 
@@ -300,7 +301,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def _complete_replaced(self) -> None:
         """Create state for parameters that replaced other parameters in ``param_groups``."""
         self._check_groups()
-        if drop_replaced(self.param_groups, self.state):
+        if drop_replaced(self.param_groups, self.state, self._starts):
             for number in range(len(self.param_groups)):
                 self._complete_state(number)
 
@@ -310,7 +311,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         for k, (own, group) in enumerate(zip(self._groups(), self.param_groups, strict=True)):
             chains.append((self._optimizer_of(k).stages, own.hypers))
             groups.append({**group, "params": self._tensors(k)})
-        format_checkpoint(chains, groups, state_dict, self._init_hypers)
+        format_checkpoint(chains, groups, state_dict, self._starts)
 
     def _store_loaded(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a state dict with groups in the order of this optimizer, and store it."""
@@ -322,6 +323,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def _complete_loaded(self) -> None:
         """Complete the loaded state of all parameters, and restore its dtypes and storages."""
         self._chains.load_shared(self.param_groups)
+        self._starts.clear()
         for number, loaded_group in enumerate(self.param_groups):
             stages = self._stages_of(number, loaded_group)
             group = self.param_groups[number] = self._recipe.loaded_group(stages, loaded_group)
@@ -356,7 +358,6 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         return self._chains.parts[number][0]
 
     def _stages_of(self, number: int, group: Mapping[str, Any]) -> tuple[Stage, ...]:
-        """Return the stages that a group has with some options."""
         return self._optimizer_of(number).stages
 
     @disable_compile
@@ -378,18 +379,18 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self, group: Group, params: Sequence[Tensor], names: Sequence[str], begins: Iterable[bool]
     ) -> list[LeafState]:
         """Return the states of parameters of a group: see :func:`leaf_states`."""
-        init_hypers = self._init_hypers.get(group.number)
         own = self._optimizer_of(group.number).stages, group.hypers, params, self._states
-        return leaf_states(*own, names, begins, init_hypers)
+        return leaf_states(*own, names, begins, self._starts)
 
     def _complete_state(self, number: int) -> None:
         """Check the state of a group's parameters, and create missing state."""
         options = self._options_of(number)
         self.param_groups[number] = guard_schedules(self.param_groups[number], options.names)
         group = self._stepped_groups[number]
-        hypers = options.checked_hypers(group)
-        complete_state(self._stages_of(number, group), hypers, group, self._states)
-        self._init_hypers[number] = hypers
+        start = self._stages_of(number, group), options.checked_hypers(group)
+        complete_state(*start, group, self._states)
+        for param in group["params"]:
+            self._starts.setdefault(param, start)
 
     def _options_of(self, index: int) -> OptionsReader:
         if index not in self._options:

@@ -119,19 +119,17 @@ class LocalShards:
             groups: with their current options.
             begins: for each shard, True if this may be its first step; by default False.
         """
-        kinds: dict[Any, list[int]] = {}
+        kinds: dict[int, list[int]] = {}
         for place, one in enumerate(shards):
-            key = one.group, id(one.init_chain)
-            kinds.setdefault(key, []).append(place)
+            kinds.setdefault(one.group, []).append(place)
         found: dict[int, LeafState] = {}
         for places in kinds.values():
             own = [shards[k] for k in places]
             chain, tensors = self.chain_of(own[0], groups), [one.tensor for one in own]
             may_begin = [begins is not None and begins[k] for k in places]
-            before = own[0].init_chain
-            same = before if before is not None and before.stages == chain.stages else None
-            init_hypers = None if same is None else same.hypers
-            given = self.states, [one.path for one in own], may_begin, init_hypers
+            before = {one.tensor: one.init_chain for one in own if one.init_chain is not None}
+            starts = {tensor: one[:2] for tensor, one in before.items()}
+            given = self.states, [one.path for one in own], may_begin, starts
             states = leaf_states(chain.stages, chain.hypers, tensors, *given)
             found.update(zip(places, states, strict=True))
         return [found[k] for k in range(len(shards))]
