@@ -22,6 +22,7 @@ from functional_optim.engine.stages import (
     refuse_closure,
     require_gradients_alone,
 )
+from functional_optim.engine.tensors import check_no_overlap
 from hooks.in_backward_ddp import (
     check_ddp_argument,
     is_stepped_by_ddp,
@@ -89,8 +90,8 @@ def apply_optimizer_in_backward(
         TypeError: ``params`` has other elements; ``optimizer_class`` is something else, or takes
             inputs other than gradients; ``ddp`` is something else.
         ValueError: ``ddp`` is missing; no parameter; a parameter that requires no gradient or is no
-            leaf; an optimizer that needs all gradients at once (clipping by global norm) or a
-            closure (LBFGS).
+            leaf; parameters that share a part of their memory; an optimizer that needs all
+            gradients at once (clipping by global norm) or a closure (LBFGS).
         RuntimeError: DDP has another communication hook; (from backward) DDP should reduce a
             gradient and does not: the wrapped module was called without DDP, or this function was
             called after DDP's forward pass, or DDP was created later and never passed.
@@ -111,6 +112,9 @@ def apply_optimizer_in_backward(
     requests = list(_requests(params, optimizer_kwargs))
     if not requests:
         raise ValueError("params has no parameter; was it a generator that was used up before?")
+    check_no_overlap(
+        [request.param for request in requests], lambda: [request.name for request in requests]
+    )
     make = _get_constructor(optimizer_class)
     optimizers = [_build_optimizer(make, request) for request in requests]
     check_ddp_argument(ddp, {request.name: request.param for request in requests})

@@ -12,6 +12,7 @@ from functional_optim.core.aliasing import has_internal_overlap
 from functional_optim.core.dtensors import to_local
 from functional_optim.core.format import format_value
 from functional_optim.core.leaf import needs_total
+from functional_optim.core.overlap import check_no_overlap
 from functional_optim.core.stage import Sparse, Stage
 from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.core.state_init import Field, FieldsOf, check_dtype, fields_of
@@ -258,7 +259,6 @@ def check_measured(stages: Sequence[Stage], measured: Sequence[Any], asked: int 
 
 def check_writable(params: Mapping[str, Tensor]) -> None:
     """Check that parameters can be written in place, without shared memory."""
-    starts: dict[int, str] = {}
     for name, param in params.items():
         _check_leaf_of_autograd(param, f"parameter at {name!r}")
         if has_internal_overlap(param):
@@ -272,6 +272,9 @@ def check_writable(params: Mapping[str, Tensor]) -> None:
                 f"the parameter at {name!r} is a lazy conjugate (or negative) of other memory and "
                 "cannot be stepped in place; resolve_conj() it, or use update"
             )
+    check_no_overlap(list(params.values()), lambda: list(params))
+    starts: dict[int, str] = {}
+    for name, param in params.items():
         if param.numel() == 0 or param.device.type == "meta":
             continue
         start = to_local(param).data_ptr()

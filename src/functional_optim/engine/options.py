@@ -2,6 +2,7 @@
 
 from functional_optim.core.hyper import Schedule, are_unchanged, copy_tensors
 from functional_optim.frontends.fixed_groups import FixedGroups
+from functional_optim.frontends.group_overlap import check_group_overlap
 from functional_optim.frontends.torch_groups import (
     NOT_OPTIONS,
     common_options,
@@ -19,6 +20,7 @@ __all__ = [
     "FixedGroups",
     "Schedule",
     "are_unchanged",
+    "check_group_overlap",
     "common_options",
     "copy_option_tensors",
     "copy_tensors",

@@ -18,6 +18,7 @@ from functional_optim.core.local_shards import (
     format_placements,
     local_gradient,
 )
+from functional_optim.core.overlap import check_no_overlap
 from functional_optim.kernels.chunks import LARGE
 from functional_optim.plan.flat.buffer import difference
 from functional_optim.plan.flat.layout import FlatBuffer, FlatLayout, copy_with_strides
@@ -36,6 +37,7 @@ __all__ = [
     "check_grad",
     "check_measured",
     "check_no_dtensor",
+    "check_no_overlap",
     "check_param",
     "check_params",
     "check_writable",

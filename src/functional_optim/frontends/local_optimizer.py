@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.format import format_value
 from functional_optim.frontends.explicit_gradients import ExplicitGradients
+from functional_optim.frontends.group_overlap import check_group_overlap
 from functional_optim.frontends.opaque_optimizer import OpaqueOptimizer, OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe, class_of_functional, recipe_of
 
@@ -81,7 +82,7 @@ def local_optimizer(
 
     Raises:
         TypeError: ``optimizer_class`` is not an optimizer, or lacks an option.
-        ValueError: a value out of bounds; no parameters; a parameter twice.
+        ValueError: a value out of bounds; no parameters; the same or overlapping parameters.
 
     Example::
 
@@ -137,7 +138,7 @@ def as_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
 
     Raises:
         TypeError: ``params`` is a tensor, no iterable, or a mixed list.
-        ValueError: no parameters, a group without "params", a parameter twice.
+        ValueError: no parameters, a group without "params", the same or overlapping parameters.
     """
     if isinstance(params, Tensor) or not isinstance(params, Iterable):
         raise TypeError(
@@ -160,9 +161,9 @@ def as_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
             )
         own = group["params"]
         alone = isinstance(own, Tensor) or not isinstance(own, Iterable)
-        own = [own] if alone else list(own)
-        made.append({**group, "params": own})
+        made.append({**group, "params": [own] if alone else list(own)})
     _check_unique(made)
+    check_group_overlap(made)
     return made
 
 

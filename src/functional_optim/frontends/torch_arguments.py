@@ -11,6 +11,12 @@ EXECUTION_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 """Arguments that choose an implementation in torch, and do not change results. They are accepted
 and ignored: ``optimizer.using(executor=...)`` chooses the executor."""
 
+FLAT_WAS_REMOVED = (
+    "the argument flat of TorchOptimizer was removed: leave it out; to keep parameters, gradients "
+    "and state in flat buffers, use optimizer.bind(params)"
+)
+"""Error for an argument of TorchOptimizer that is gone."""
+
 
 def is_optimizer_class(key: Any) -> bool:
     """Return True if a value is a subclass of torch.optim.Optimizer."""

@@ -19,6 +19,7 @@ from functional_optim.core.lock import StepLock
 from functional_optim.frontends.averaged_params import write_params
 from functional_optim.frontends.checkpoint_names import check_numbers
 from functional_optim.frontends.closure_interop import state_of_entries, torch_entries
+from functional_optim.frontends.group_overlap import check_group_overlap
 from functional_optim.frontends.torch_checkpoint import own_copy, require_state_dict
 from functional_optim.frontends.torch_groups import (
     copy_option_tensors,
@@ -68,6 +69,7 @@ class TorchClosureOptimizer(TorchOptimizer):
             require_options(group, self._optimizer.hyper)
             self._optimizer.replace(**{**self.defaults, **self._group_options(group)})
             param_group = with_checked_params(group, ())
+            check_group_overlap([param_group])
         torch.optim.Optimizer.add_param_group(self, param_group)
         try:
             params = self._params()

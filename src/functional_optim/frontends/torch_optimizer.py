@@ -19,10 +19,12 @@ from functional_optim.frontends.averaged_params import AveragedParams
 from functional_optim.frontends.checkpoint_names import match_params
 from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_options import GroupOptions, OptionsReader
+from functional_optim.frontends.group_overlap import check_group_overlap
 from functional_optim.frontends.group_steps import GroupSteps
 from functional_optim.frontends.group_tensors import Group, new_group
 from functional_optim.frontends.param_inputs import list_inputs
 from functional_optim.frontends.recipe import Recipe, recipe_of_optimizer
+from functional_optim.frontends.torch_arguments import FLAT_WAS_REMOVED
 from functional_optim.frontends.torch_checkpoint import own_copy, require_dict
 from functional_optim.frontends.torch_entries import (
     Start,
@@ -47,11 +49,6 @@ from functional_optim.frontends.torch_groups import (
 from functional_optim.frontends.torch_schedule import guard_schedules
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.shared_numbers import shared_by_name
-
-_FLAT_WAS_REMOVED = (
-    "the argument flat of TorchOptimizer was removed: leave it out; to keep parameters, gradients "
-    "and state in flat buffers, use optimizer.bind(params)"
-)
 
 FOR_CLOSURES: list[type["TorchOptimizer"]] = []
 """The subclass for a :class:`ClosureOptimizer`, which adds itself when it is imported."""
@@ -82,8 +79,9 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         TypeError: ``params`` is not an iterable of tensors, pairs or dicts; ``optimizer`` is not an
             Optimizer; the argument ``flat``, which was removed.
         ValueError: no parameters; a parameter in two groups; groups of which only some have names;
-            an integer or sparse parameter; a hyper-parameter out of bounds; an override that
-            matches no parameter; an optimizer that selects by name if parameters have no names.
+            an integer or sparse parameter; parameters that share a part of their memory; a
+            hyper-parameter out of bounds; an override that matches no parameter; an optimizer that
+            selects by name if parameters have no names.
 
     Example::
 
@@ -101,7 +99,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # copies and pickles pass no arguments
         if "flat" in kwargs:
-            raise TypeError(_FLAT_WAS_REMOVED)
+            raise TypeError(FLAT_WAS_REMOVED)
         given = kwargs.get("optimizer", args[1] if len(args) > 1 else None)
         is_closure = cls is TorchOptimizer and isinstance(given, ClosureOptimizer)
         kind: Any = FOR_CLOSURES[0] if is_closure else cls
@@ -115,7 +113,10 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def _start(self, params: Iterable[Any], recipe: Recipe) -> None:
         require_params(params)
         self._use_recipe(recipe, self._chains_of(recipe.optimizer))
+        self._is_built = False  # groups are then checked together, which takes less time
         super().__init__(params, {} if self._chains.divides else self._recipe.new_group)
+        check_group_overlap(self.param_groups)
+        self._is_built = True
         self._translate_checkpoints()
         if self._chains.divides:
             self._chains.selectors.check()
@@ -134,12 +135,9 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         """Return the chains for an optimizer without groups."""
         return GroupChains(optimizer)
 
-    # Subclasses may step other tensors than the parameters, such as local shards.
-
     def _tensors(self, number: int) -> list[Tensor]:
-        """Return the tensor to step for each parameter of a group."""
-        params: list[Tensor] = self.param_groups[number]["params"]
-        return params
+        """Return the tensor to step for each parameter of a group, such as a local shard."""
+        return list(self.param_groups[number]["params"])
 
     # This getter is no Python call, and runs in every step.
     _stepped_groups = property(attrgetter("param_groups"))
@@ -179,6 +177,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             if not chains.divides:
                 self._recipe.check_options({**self.defaults, **group})
             group = with_checked_params(group, () if chains.divides else self._optimizer.stages)
+            if self._is_built:
+                check_group_overlap([*self.param_groups, group])
         if chains.divides and isinstance(group.get("params"), list):
             parts = chains.divide(group, len(params_of_groups(self.param_groups)))
             more = [(one, GroupOptions(one.optimizer).checked_hypers(one.group)) for one in parts]
@@ -286,7 +286,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         super().__setstate__(state)
         if "_optimizer" in state:  # copied or unpickled, without its hooks
             self._lock = StepLock()
-            self._known = list(self.param_groups)
+            self._known, self._is_built = list(self.param_groups), True
             self._translate_checkpoints()
 
     def _translate_checkpoints(self) -> None:

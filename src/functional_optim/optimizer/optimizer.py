@@ -161,7 +161,8 @@ class Optimizer(Chain):
 
         Gradients do not change, and the plan for later steps keeps no tensor. The step runs without
         autograd, is not traced, and detaches state that :meth:`init` computed from the parameters.
-        A gradient may be another parameter: it is read before this parameter is written.
+        A gradient may be another parameter: it is read before this parameter is written. Parameters
+        that share memory are refused, since ``update`` would return separate values for them.
 
         Arguments and errors are those of :meth:`update`. Errors are raised before anything is
         written. Ctrl-C waits for the step, so all leaves are stepped and counted, or none. Several
@@ -295,8 +296,9 @@ class Optimizer(Chain):
             An object with ``step(grads)``, ``state``, ``gradients`` and ``explain()``.
 
         Raises:
-            TypeError, ValueError: as for :meth:`init`; the state is of another tree; with
-                ``capturable``, a stage or schedule needs Python numbers in each step.
+            TypeError, ValueError: as for :meth:`init`; parameters share memory; the state is of
+                another tree; with ``capturable``, a stage or schedule needs Python numbers in each
+                step.
 
         Example::
 

@@ -13,6 +13,7 @@ from functional_optim._torch import is_joining, step_without_global_hooks
 from functional_optim.engine.calls import disable_compile
 from functional_optim.engine.gradients import Scaling
 from functional_optim.engine.options import (
+    check_group_overlap,
     common_options,
     copy_option_tensors,
     guard_schedules,
@@ -86,10 +87,10 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
     Raises:
         TypeError: ``params`` is a tensor, no iterable, or a mixed list; an option that the class
             does not have.
-        ValueError: no parameters, a group without "params", a sparse parameter; a plan for other
-            parameters; ranks with different parameters (the first difference is named); a policy
-            that cuts parameters that the rule needs whole; a functional class of torch without
-            overlap, or overlap with a class that has no functional equivalent.
+        ValueError: no parameters, a group without "params", a sparse parameter, parameters that
+            share memory; a plan for other parameters; ranks with different parameters (the first
+            difference is named); a policy that cuts parameters that the rule needs whole; a
+            functional class of torch without overlap, or another class with it.
         RuntimeError: another rank could not make a plan; names the rank, and its error.
 
     Example::
@@ -140,11 +141,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         self.overlap_with_ddp = overlap_with_ddp
         self.parameters_as_bucket_view = parameters_as_bucket_view
         self.params: dict[str, Tensor] = named_params(self.param_groups)
-        self.plan: ShardPlan = self._agree_on_plan(
-            lambda: build_plan(
-                self.params, self.param_groups, self._recipes, self._policy, self.world_size, plan
-            )
-        )
+        self.plan: ShardPlan = self._agree_on_plan(lambda: self._build_plan(plan))
         self._fix_groups()
         self._memory = ParameterMemory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
         self._sum_transports = Transports(self.process_group)
@@ -169,8 +166,15 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
     def _agree_on_plan(self, make: Callable[[], ShardPlan]) -> ShardPlan:
         return agree_on_plan(self.process_group, self.join_device, make)
 
+    def _build_plan(self, given: ShardPlan | None) -> ShardPlan:
+        """Check the memory of all parameters, and return their plan."""
+        check_group_overlap(self.param_groups)
+        arguments = (self.params, self.param_groups, self._recipes, self._policy)
+        return build_plan(*arguments, self.world_size, given)
+
     def _extend_plan(self, before: int) -> ShardPlan:
-        """Check the options of new groups, and return the plan with these groups."""
+        """Check the parameters and options of new groups, and return the plan with these groups."""
+        check_group_overlap(self.param_groups)
         if self._local is not None:
             for number in range(before, len(self.param_groups)):
                 self._own.check_options(number, self.param_groups[number])
@@ -298,7 +302,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         params, plan, before = self.params, self.plan, len(self.param_groups)
         defaults = self.defaults
         try:
-            self._add_divided_group(parse_group(param_group))
+            self._add_divided_group(parse_group(param_group, len(self.param_groups)))
             self.params = named_params(self.param_groups)
             self.plan = self._agree_on_plan(lambda: self._extend_plan(before))
         except BaseException:  # an interrupt, too

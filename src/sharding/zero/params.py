@@ -19,7 +19,8 @@ def parse_params(params: Any) -> list[Any]:
 
     Raises:
         TypeError: a single tensor, no iterable, or a mixed list.
-        ValueError: no parameters, a group without "params", a sparse parameter.
+        ValueError: no parameters, a group without "params", a sparse parameter, or two parameters
+            of a group that share memory.
     """
     what = "params must be an iterable of tensors, of (name, tensor) pairs, or of dicts"
     if isinstance(params, Tensor) or not isinstance(params, Iterable):
@@ -28,22 +29,22 @@ def parse_params(params: Any) -> list[Any]:
     if not given:
         raise ValueError("ZeroRedundancyOptimizer got an empty list of parameters; give at least 1")
     if all(isinstance(one, dict) for one in given):
-        groups = [parse_group(one) for one in given]
+        groups = [parse_group(one, number) for number, one in enumerate(given)]
         if not any(group["params"] for group in groups):
             raise ValueError(f"ZeroRedundancyOptimizer got {len(groups)} groups, all of them empty")
         return groups
     if not (all(map(_is_named, given)) or all(isinstance(one, Tensor) for one in given)):
         kinds = ", ".join(sorted({type(one).__name__ for one in given}))
         raise TypeError(f"{what}, and all of one kind, got {kinds}")
-    _check_tensors(given)
+    _check_tensors(given, 0)
     return given
 
 
-def parse_group(group: dict[str, Any]) -> dict[str, Any]:
+def parse_group(group: dict[str, Any], number: int) -> dict[str, Any]:
     """Check a group, and return a copy whose parameters are a list.
 
     Raises:
-        ValueError: the group has no "params", or a parameter is sparse.
+        ValueError: the group has no "params", a parameter is sparse, or parameters share memory.
     """
     if "params" not in group:
         raise ValueError(
@@ -54,7 +55,7 @@ def parse_group(group: dict[str, Any]) -> dict[str, Any]:
     if isinstance(given, set):
         return dict(group)  # torch raises the error
     made = [given] if isinstance(given, Tensor) else list(given)
-    _check_tensors(made)
+    _check_tensors(made, number)
     return {**group, "params": made}
 
 
@@ -62,11 +63,11 @@ def _is_named(one: Any) -> bool:
     return isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], Tensor)
 
 
-def _check_tensors(given: Sequence[Any]) -> None:
+def _check_tensors(given: Sequence[Any], number: int) -> None:
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
     for place, one in enumerate(given):
-        name, param = one if _is_named(one) else (str(place), one)
+        name, param = one if _is_named(one) else (f"param_groups[{number}][{place}]", one)
         if not isinstance(param, Tensor):
             continue  # torch raises the error
         # Parameters that are never trained may have any dtype, as in torch.optim.

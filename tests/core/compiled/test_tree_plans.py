@@ -165,10 +165,7 @@ def test_a_planned_step_makes_as_many_calls_for_many_tensors_as_for_few(name: st
 
 
 def test_trees_that_share_memory_are_not_stepped_by_the_plan_of_others() -> None:
-    """Overlapping parameters, a gradient in a state, or a shared step count need another plan."""
-
-    def overlapping(memory: torch.Tensor, state: Any) -> tuple[Any, Any, Any]:
-        return [memory[:6], memory[3:9]], [memory[20:26], memory[30:36]], state
+    """A gradient in a state, or a shared step count, needs another plan."""
 
     def within_state(memory: torch.Tensor, state: Any) -> tuple[Any, Any, Any]:
         return [memory[:6], memory[6:12]], [state.leaves[1].stages[-1][0], memory[30:36]], state
@@ -182,7 +179,7 @@ def test_trees_that_share_memory_are_not_stepped_by_the_plan_of_others() -> None
         )
 
     optimizer = adamw(0.1)
-    for build in (overlapping, within_state, counted_together):
+    for build in (within_state, counted_together):
         found = []
         for is_known in (False, True):
             tree_steps._PLANS.clear()
@@ -197,6 +194,17 @@ def test_trees_that_share_memory_are_not_stepped_by_the_plan_of_others() -> None
             found.append([memory, given[2]])
         with case(build=build.__name__):
             assert_same(*found)
+
+
+def test_parameters_that_overlap_are_refused_if_a_plan_for_their_layouts_is_known() -> None:
+    optimizer, apart, memory = adamw(0.1), [normal(6), normal(6, seed=1)], normal(9, seed=2)
+    overlapping, given = [memory[:6], memory[3:]], [normal(6), normal(6)]
+    state, before = optimizer.init(apart), memory.clone()
+    for _ in range(3):
+        optimizer.update_(apart, given, state)
+        with pytest.raises(ValueError, match="'0' of shape .* and '1' of shape .* share a part"):
+            optimizer.update_(overlapping, given, optimizer.init(overlapping))
+    assert torch.equal(memory, before)
 
 
 def test_inference_tensors_are_stepped_as_ever() -> None:
