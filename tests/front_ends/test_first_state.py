@@ -255,3 +255,22 @@ def test_a_scheduler_fills_a_learning_rate_before_the_first_step(door: str, warm
             scheduler.step()
         found.append(param.detach().clone())
     assert torch.equal(*found)
+
+
+@each(door=DOORS)
+def test_a_refused_load_before_the_first_step_changes_nothing(door: str) -> None:
+    """The state still starts with the options of the first step, and not with those before."""
+    found = []
+    for is_refused in (True, False):
+        param = torch.nn.Parameter(torch.ones(3))
+        optimizer = DOORS[door]([param], rprop(lr=0.1))
+        if is_refused:
+            saved = optimizer.state_dict()
+            saved["param_groups"][0]["lr"] = -1.0
+            with pytest.raises(ValueError, match="lr must be"):
+                optimizer.load_state_dict(saved)
+        optimizer.param_groups[0]["lr"] = 0.5
+        param.grad = torch.ones(3)
+        optimizer.step()
+        found.append(param.detach().clone())
+    assert torch.equal(*found)

@@ -260,7 +260,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
                 or a step count is missing or no whole number >= 0. Nothing has changed.
         """
         require_dict(state_dict)
-        before = (self.state, self.param_groups)
+        before = (self.state, self.param_groups, dict(self._starts))
         shared = self._chains.shared_entries()
         # It must run after the hooks of the caller, which may return another dict.
         store: Any = TorchOptimizer._store_loaded
@@ -268,7 +268,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         try:
             super().load_state_dict(own_copy(state_dict))
         except Exception:
-            self.state, self.param_groups = before
+            self.state, self.param_groups, self._starts = before
             if shared:
                 self._chains.load_shared([dict(shared)])
             raise
