@@ -144,3 +144,35 @@ def test_a_total_of_some_groups_is_refused(clipped: Any) -> None:
     local.step_by([torch.ones(5)] * 4)
     for one, old in zip(params, before, strict=True):
         assert torch.equal(one, old - 0.1)
+
+
+@each_value(door=list(DOORS), late=[False, True])
+def test_a_total_of_an_option_of_all_groups_is_over_all_gradients(
+    clipped: Any, door: str, late: bool
+) -> None:
+    """With this option, and not with the defaults of the class, stages need a total."""
+    option: dict[str, Any] = {"momentum": 0.0}
+    params, groups = groups_of([{}, {}] if late else [option, option])
+
+    def run(group: Any) -> list[Tensor]:
+        """Step by gradients with the norm 2."""
+        if door == "local":
+            one: Any = local_optimizer(clipped, groups, momentum=0.9)
+        else:
+            one = ZeroRedundancyOptimizer(groups, clipped, group, momentum=0.9)
+        for own in one.param_groups if late else ():
+            own.update(option)
+        assert one.measured_stages == 1
+        for param in params:
+            param.grad = torch.full((5,), 0.2**0.5)
+        if door == "local":
+            grads = [param.grad for param in params]
+            (total,) = one.measure(grads).sum(0, keepdim=True)
+            one.step_by(grads, measured=[total])
+        else:
+            one.step()
+        return [param.detach().clone() for param in params]
+
+    before = [param.detach().clone() for param in params]
+    for param, old in zip(LocalWorld(1).run(run)[0], before, strict=True):
+        torch.testing.assert_close(param, old - 0.1 * 0.2**0.5 / 2)

@@ -16,9 +16,7 @@ from functional_optim.frontends.group_tensors import Gradients, Group
 from functional_optim.frontends.recipe import ClassRecipe, Recipe
 from functional_optim.frontends.step_buckets import BucketMember, StepBucket
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
-from functional_optim.frontends.torch_groups import (
-    params_of_groups,
-)
+from functional_optim.frontends.torch_groups import params_of_groups
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.kernels import needs_total
 
@@ -71,7 +69,7 @@ class ExplicitGradients(TorchOptimizer):
     @property
     def measured_stages(self) -> int:
         """Number of stages that need totals over all gradients."""
-        return sum(map(needs_total, self.chain.stages))
+        return sum(map(needs_total, self._current_stages))
 
     @disable_compile
     def step_by(
@@ -88,7 +86,7 @@ class ExplicitGradients(TorchOptimizer):
                 parameter; nothing has changed.
         """
         if measured:
-            check_measured(self.chain.stages, measured)
+            check_measured(self._current_stages, measured)
         self._lock.run(self._step_by, gradients, measured)
 
     @disable_compile
@@ -109,7 +107,7 @@ class ExplicitGradients(TorchOptimizer):
         Raises:
             ValueError: no further stage needs a total; or as for :meth:`step_by`.
         """
-        check_measured(self.chain.stages, measured, asked=1)
+        check_measured(self._current_stages, measured, asked=1)
         return self._lock.run(self._measure, gradients, measured)
 
     def _step_by(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> None:
@@ -195,6 +193,14 @@ class ExplicitGradients(TorchOptimizer):
         return found, zero
 
     # -------------------------------------------------------------------- the options of a class
+
+    @property
+    def _current_stages(self) -> tuple[Stage, ...]:
+        """The stages of all groups, with their current options."""
+        if self._has_class_options:
+            with self._lock.lock:
+                self._groups()
+        return self._chains.optimizer.stages
 
     def _groups(self) -> list[Group]:
         groups = super()._groups()

@@ -199,7 +199,7 @@ class ShardOptimizer(ExplicitGradients):
                 f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
                 f"{len(measured)}; make them with measure() and total()"
             )
-        check_measured(self.chain.stages, measured)
+        check_measured(self._current_stages, measured)
 
         def step() -> None:
             groups = self._groups()  # first: it replaces buckets of other stages
@@ -219,8 +219,9 @@ class ShardOptimizer(ExplicitGradients):
         """
         if not self.measured_stages:
             raise ValueError("this chain needs no total over all gradients: step without it")
-        check_measured(self.chain.stages, measured, asked=1)
-        stage = [one for one in self.chain.stages if needs_total(one)][len(measured)]
+        stages = self._current_stages
+        check_measured(stages, measured, asked=1)
+        stage = [one for one in stages if needs_total(one)][len(measured)]
         with self._lock.lock, torch.no_grad():
             groups = self._groups()
             found, _ = self._addends(self._bucket_of(shards), groups, gradients, measured)
