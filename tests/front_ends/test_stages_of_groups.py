@@ -176,3 +176,19 @@ def test_a_total_of_an_option_of_all_groups_is_over_all_gradients(
     before = [param.detach().clone() for param in params]
     for param, old in zip(LocalWorld(1).run(run)[0], before, strict=True):
         torch.testing.assert_close(param, old - 0.1 * 0.2**0.5 / 2)
+
+
+def test_a_group_that_was_refused_leaves_no_stages_behind() -> None:
+    param, twin = (torch.nn.Parameter(noise(0, 5)) for _ in range(2))
+    options: dict[str, Any] = {"weight_decay": 0.5, "decoupled_weight_decay": True}
+    local: Any = local_optimizer(torch.optim.Adam, [noise(1, 5)], lr=0.1)
+    local.state[param] = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(3)}
+    with pytest.raises(ValueError, match="does not fit this optimizer"):
+        local.add_param_group({"params": [param], **options})
+    local.add_param_group({"params": [param], **options})
+    theirs = torch.optim.Adam([twin], lr=0.1, foreach=False, **options)
+    for step in range(3):
+        twin.grad = noise(step, 5)
+        local.step_by([None, twin.grad])
+        theirs.step()
+    assert torch.equal(param, twin)

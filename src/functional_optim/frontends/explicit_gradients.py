@@ -208,6 +208,15 @@ class ExplicitGradients(TorchOptimizer):
             self._place({number: options.latest for number, options in self._options.items()})
         return groups
 
+    @disable_compile
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group as in torch, and create its state. After an error, nothing has changed."""
+        try:
+            super().add_param_group(param_group)
+        except BaseException:  # also KeyboardInterrupt
+            self._placed.clear()  # the next group of this number has another chain
+            raise
+
     def _place(self, chains: Mapping[int, GroupChain]) -> None:
         """Replace the chains of groups if an option has changed their stages or executors."""
         known = self._placed
