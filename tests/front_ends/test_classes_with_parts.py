@@ -67,6 +67,43 @@ def test_such_a_class_is_refused(own_class: Any, door: str) -> None:
         DOORS[door](params, own_class)
 
 
+@each_value(door=list(DOORS), kind=list(EQUIVALENTS), late=[False, True])
+def test_an_option_for_such_an_equivalent_is_refused(door: str, kind: str, late: bool) -> None:
+    """A selector and an override of the equivalent were ignored, without an error."""
+
+    class Own(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float = 0.125, special: bool = False) -> None:
+            super().__init__(params, {"lr": lr, "special": special})
+
+    def equivalent(lr: float = 0.125, special: bool = False) -> Optimizer:
+        return EQUIVALENTS[kind](lr) if special else sgd(lr=lr)
+
+    register_functional_optim(Own, equivalent)
+    layer = torch.nn.Linear(3, 2)
+    layer(torch.ones(1, 3)).sum().backward()
+    before = [param.detach().clone() for param in layer.parameters()]
+    option = {} if late else {"special": True}
+
+    def run(group: Any) -> None:
+        groups = [{"params": list(layer.named_parameters()), **option}]
+        if door == "sharded":
+            one: Any = ZeroRedundancyOptimizer(groups, Own, process_group=group)
+        else:
+            one = local_optimizer(Own, groups)
+        one.param_groups[0]["special"] = True
+        if door == "sharded":
+            one.step()
+        else:
+            one.step_by([param.grad for param in layer.parameters()])
+
+    try:
+        with pytest.raises(TypeError, match="pass the equivalent itself"):
+            LocalWorld(1).run(run)
+    finally:
+        _REGISTERED.pop(Own)
+    assert all(map(torch.equal, layer.parameters(), before))
+
+
 @pytest.mark.parametrize("own_class", ["parts", "shared scalars"], indirect=True)
 def test_from_torch_needs_one_chain(own_class: Any) -> None:
     """The scalars that parameters share began anew, without an error."""

@@ -168,7 +168,24 @@ class ClassRecipe(Recipe):
 
     def reader(self, params: Sequence[Any] = (), number: int | None = None) -> OptionsReader:
         device = _device_of(params)
-        return ClassOptions(self.defaults, lambda options: self._build(options, device), number)
+
+        def build(options: Mapping[str, Any]) -> Optimizer:
+            made = self._build(options, device)
+            self.require_one_chain(made)
+            return made
+
+        return ClassOptions(self.defaults, build, number)
+
+    def require_one_chain(self, made: Optimizer) -> None:
+        """Raise TypeError if parameters differ in their stages, or share scalars."""
+        if needs_groups(made):
+            name = self._class.__name__
+            raise TypeError(
+                f"the functional equivalent of {name} is {made}, whose parameters differ in "
+                "their stages or share scalars, and parameter groups with the options of a class "
+                "cannot show that: pass the equivalent itself, as in "
+                f"as_functional_optim({name}, ...), and groups have its hyper-parameters"
+            )
 
     @property
     def new_group(self) -> dict[str, Any]:
@@ -245,14 +262,8 @@ def recipe_of(
         0.01
     """
     found = _find_recipe(optimizer_class, options, executor)
-    if isinstance(found, ClassRecipe) and needs_groups(found.optimizer):
-        name = optimizer_class.__name__
-        raise TypeError(
-            f"the functional equivalent of {name} is {found.optimizer}, whose parameters differ in "
-            "their stages or share scalars, and parameter groups with the options of a class "
-            "cannot show that: pass the equivalent itself, as in "
-            f"as_functional_optim({name}, ...), and groups have its hyper-parameters"
-        )
+    if isinstance(found, ClassRecipe):
+        found.require_one_chain(found.optimizer)
     return found
 
 
