@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, kl_soap, muon, sgd, shampoo, soap
+from functional_optim import Optimizer, galore_adamw, kl_soap, muon, sgd, shampoo, soap
 from functional_optim.testing import CASES
 from tests.agreement.formulas_shampoo import soap_formula
 from tests.choices import each_value
@@ -16,7 +16,10 @@ from .scenarios import assert_steps_alike
 from .support import MATRICES, noise, steps
 from .twins import Twin, assert_twins, in_place, pure
 
-MADE = {name: CASES[name].factory() for name in sorted(MATRICES)}
+MADE = {
+    **{name: CASES[name].factory() for name in sorted(MATRICES)},
+    "galore of a low rank": galore_adamw(rank=2, update_proj_gap=2),
+}
 
 
 @each_value(optimizer=MADE)

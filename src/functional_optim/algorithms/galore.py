@@ -114,7 +114,8 @@ def singular_vectors(grad: Tensor, old: Tensor) -> Tensor:
     vectors: Tensor = right.mT if grad.size(-2) >= grad.size(-1) else left
     vectors = vectors[..., : old.size(-1)]
     turns = (vectors * old).sum(-2, keepdim=True) < 0
-    return torch.where(turns, -vectors, vectors)
+    # Rounding of products depends on strides, and each executor has other strides here.
+    return torch.where(turns, -vectors, vectors).contiguous()
 
 
 def refresh_projection(grad: Tensor, old: Tensor, c: GaLoreCoefficients) -> Tensor:
