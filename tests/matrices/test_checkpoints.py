@@ -9,10 +9,9 @@ from tests.ranks import Job, run_ranks
 from . import checkpoints
 
 NAMES = [
-    *("soap", "lamb", "accumulated", "finite, clipped", "averaged", "overridden", "frozen part"),
-    *("noise", "8 bits", "prodigy, sliced"),
+    *("muon", "soap", "shampoo", "lamb", "clipped", "accumulated", "finite, clipped", "averaged"),
+    *("overridden", "frozen part", "noise", "8 bits", "prodigy, sliced", "pointwise"),
 ]
-"""Optimizers with each kind of state: of matrices, of rows, of gates, of totals, of groups."""
 
 
 def on_ranks(count: int, function: Callable[..., Any], **arguments: object) -> None:
@@ -35,7 +34,7 @@ def test_on_fewer_ranks_in_one_process_and_on_more_ranks_again(tmp_path: Path) -
         where = {"folder": folders[number], "to": folders[number + 1], "begins": begins + number}
         on_ranks(ranks, function, names=NAMES, **where, **options)
     last = {"folder": folders[3], "begins": begins + 3}
-    on_ranks(4, checkpoints.on_subgroup, names=["lamb", "finite, clipped"], **last)
+    on_ranks(4, checkpoints.on_subgroup, names=["muon", "clipped"], **last)
 
 
 def test_in_the_background(tmp_path: Path) -> None:
