@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from functional_optim import (
     adagrad,
     adam,
     adamw,
+    apply_if_finite,
     chain,
     clip_by_global_norm,
     clip_by_value,
@@ -180,3 +182,37 @@ def test_two_links_share_a_tensor_lr() -> None:
     rate = torch.tensor(0.5, dtype=torch.float64)
     optimizer = chain(clip_by_global_norm(1e9), decoupled_weight_decay(0.5), sgd(rate))
     assert step(optimizer, torch.ones(1), torch.ones(1)).item() == 0.25
+
+
+PLAIN = chain(clip_by_global_norm(1.0), adamw(0.1))
+
+
+@each_value(
+    pair=[
+        ("update", PLAIN),
+        ("update_", PLAIN),
+        ("update_", chain(apply_if_finite(3), PLAIN)),
+        ("bind", PLAIN),
+    ],
+    bad=[-0.5, math.nan, math.inf],
+)
+def test_a_tensor_that_was_written_to_is_held_to_its_bounds(
+    pair: tuple[str, Optimizer], bad: float
+) -> None:
+    """A number out of bounds is refused at the next step, and nothing has changed."""
+    door, optimizer = pair
+    optimizer = optimizer.replace(lr=torch.tensor(0.1))
+    params, grads = [noise(0, 3)], [noise(1, 3)]
+    if door == "bind":
+        bound = optimizer.bind(params)
+        made: Any = bound.params, bound.state
+        call = partial(bound.step, grads)
+    else:
+        made = params, optimizer.init(params)
+        call = partial(getattr(optimizer, door), params, grads, made[1])
+    call()
+    before = [one.clone() for one in tensors(made)]
+    optimizer.hyper["lr"].fill_(bad)
+    with pytest.raises(ValueError, match=rf"lr must be a finite number >= 0, got {bad}"):
+        call()
+    assert_same(tensors(made), before)

@@ -374,8 +374,11 @@ def _at(schedule: Schedule, step: float | Tensor, label: str) -> Any:
 
 def _resolve(label: str, kind: Any, value: Any, bound: Interval, step: float | Tensor) -> Any:
     if isinstance(value, Tensor):
-        # Other tensors keep their dtype, since torch.optim computes in this dtype.
-        return value.to(torch.float64) if carries_derivative(value) else value
+        if carries_derivative(value):
+            return value.to(torch.float64)
+        # It may have been written to. Reading from a device would wait for the device.
+        # Its dtype stays, since torch.optim computes in this dtype.
+        return _check_number(label, value, bound) if value.is_cpu else value
     if callable(value):
         require_counted(label, value)
         made = _normalize(f"{label} (from its schedule)", kind, _at(value, step - 1, label), bound)
