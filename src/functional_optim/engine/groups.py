@@ -5,9 +5,8 @@ from functional_optim.frontends.explicit_gradients import ExplicitGradients
 from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_parts import GroupPart
 from functional_optim.frontends.group_steps import NO_STATE, CurrentGroups
-from functional_optim.frontends.group_tensors import Gradients, Group, StatesOf
+from functional_optim.frontends.group_tensors import Gradients, Group
 from functional_optim.frontends.step_buckets import BucketMember, StepBucket
-from functional_optim.optimizer.explain import waiting_lines
 from functional_optim.plan.leaf_by_leaf import BetweenRuns, check_extra
 from functional_optim.plan.step_leaves import StepLeaf
 
@@ -22,9 +21,7 @@ __all__ = [
     "GroupChains",
     "GroupPart",
     "LeafChain",
-    "StatesOf",
     "StepBucket",
     "StepLeaf",
     "check_extra",
-    "waiting_lines",
 ]

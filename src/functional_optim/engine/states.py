@@ -22,7 +22,7 @@ from functional_optim.frontends.torch_checkpoint import (
 from functional_optim.frontends.torch_entries import complete_state, leaf_states
 from functional_optim.optimizer.bound_buffer import copy_states
 from functional_optim.plan.leaf_by_leaf import states_by_name, view_leaf
-from functional_optim.plan.shared_numbers import shared_by_name, with_common_hypers
+from functional_optim.plan.shared_numbers import with_common_hypers
 
 __all__ = [
     "DECOUPLED",
@@ -38,7 +38,6 @@ __all__ = [
     "leaf_states",
     "match_params",
     "own_copy",
-    "shared_by_name",
     "starts_as_param",
     "starts_in_first_step",
     "state_tensors",

@@ -240,30 +240,15 @@ class GroupChains:
 
         If there are several groups, each line begins with the number of its group.
         """
-        numbers = range(len(self.parts)) if len(self.parts) > 1 else None
-        lines = self.group_lines(groups, state, numbers)
-        return "\n".join([*lines, *waiting_lines(self.optimizer)])
-
-    def group_lines(
-        self,
-        groups: Sequence[Group],
-        state: Mapping[Tensor, Mapping[str, Any]],
-        numbers: Sequence[int] | None,
-    ) -> list[str]:
-        """Return the lines of :meth:`explain` about groups.
-
-        Args:
-            numbers: for each group by number, the number with which its lines begin.
-        """
         params = [param for group in groups for param in group.params]
         chains = self._chains_of(groups)
         every = [stage for chain in chains for stage in chain.stages]
         lines: list[str] = []
         for group, chain in zip(groups, chains, strict=True):
             executor = in_place(self.parts[group.number][0].executor, params, every)
-            head = "" if numbers is None else f"param_groups[{numbers[group.number]}]: "
+            head = f"param_groups[{group.number}]: " if len(self.parts) > 1 else ""
             found = [(param, group.hypers) for param in group.params]
             counts = [state.get(one, {}).get("step") for one in group.params]
             step = 1.0 + max([int(one) for one in counts if is_step_count(one)] or [0])
             lines += [head + line for line in chain_lines(chain.stages, executor, found, step)]
-        return lines
+        return "\n".join([*lines, *waiting_lines(self.optimizer)])
