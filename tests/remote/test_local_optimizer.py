@@ -1,6 +1,7 @@
 """Tests of local_optimizer, which binds a class to parameters and steps by given gradients."""
 
 import pickle
+import threading
 import warnings
 from typing import Any
 
@@ -162,3 +163,28 @@ def test_gradients_are_in_the_order_of_the_groups(name: str) -> None:
     for key, param in params.items():
         lr = 0.25 if "parts" in name and key in "ab" else 0.5
         assert param.tolist() == [-lr * numbers[id(param)]] * 2
+
+
+def test_a_step_waits_until_a_checkpoint_is_loaded_or_saved() -> None:
+    """Another thread stepped by a state of which only some parts were loaded."""
+    local: Any = local_optimizer(torch.optim.Adam, [torch.ones(2)], lr=0.1)
+    is_stepped = threading.Event()
+
+    def step() -> None:
+        local.step_by([torch.ones(2)])
+        is_stepped.set()
+
+    def check(*_: Any) -> None:
+        is_stepped.clear()
+        threads.append(threading.Thread(target=step))
+        threads[-1].start()
+        assert not is_stepped.wait(0.1)
+
+    threads: list[threading.Thread] = []
+    local.register_load_state_dict_post_hook(check)
+    local.register_state_dict_post_hook(check)
+    local.load_state_dict(local.state_dict())
+    for thread in threads:
+        thread.join()
+    assert len(threads) == 2
+    assert int(local.state[local.params[0]]["step"]) == 2

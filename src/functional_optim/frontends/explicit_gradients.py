@@ -240,7 +240,13 @@ class ExplicitGradients(TorchOptimizer):
     @disable_compile
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a checkpoint of this optimizer or of the equivalent torch.optim class."""
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            self._buckets.clear()
+        with self._lock.lock:
+            try:
+                super().load_state_dict(state_dict)
+            finally:
+                self._buckets.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return options and state in torch's form, between two steps of other threads."""
+        with self._lock.lock:
+            return super().state_dict()
