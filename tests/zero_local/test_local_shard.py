@@ -196,3 +196,12 @@ def test_what_does_not_fit_changes_nothing() -> None:
             assert all(torch.equal(now["state"][key][one], entries[one]) for one in entries)
 
     LocalWorld(1).run(of_rank)
+
+
+def test_a_copy_of_a_shard_is_refused_with_what_to_do() -> None:
+    zero = ZeroRedundancyOptimizer(
+        list(named().items()), torch.optim.Adam, LocalWorld(1).groups[0], lr=0.1
+    )
+    for one in (zero, zero.optim):
+        with pytest.raises(TypeError, match=r"cannot be copied or pickled.* load the state_dict"):
+            copy.deepcopy(one)

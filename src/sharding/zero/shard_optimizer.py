@@ -1,7 +1,7 @@
 """Optimizer over the shard of one rank, as a torch.optim.Optimizer: ``.optim`` of ZeRO."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakMethod
 
 import torch
@@ -64,6 +64,13 @@ class ShardOptimizer(ExplicitGradients):
         self._known = list(self.param_groups)
         self._chains.write_shared(self.param_groups)
         self.complete()
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "the optimizer of a ZeroRedundancyOptimizer over one rank's shard cannot be copied or "
+            "pickled, since it steps the memory of these parameters and this process group; make "
+            "another ZeroRedundancyOptimizer on all ranks, and load the state_dict() of this one"
+        )
 
     @property
     def state(self) -> Any:
