@@ -201,15 +201,17 @@ class ShardOptimizer(ExplicitGradients):
             TypeError, ValueError: a gradient or an option that does not fit, a total that is
                 missing. Nothing has changed.
         """
-        if len(measured) != self.measured_stages:
-            raise ValueError(
-                f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
-                f"{len(measured)}; make them with measure() and total()"
-            )
-        check_measured(self._current_stages, measured)
 
         def step() -> None:
-            groups = self._groups()  # first: it replaces buckets of other stages
+            groups = self._groups()  # first: it replaces buckets and stages
+            stages = self._chains.optimizer.stages
+            wanted = sum(map(needs_total, stages))
+            if len(measured) != wanted:
+                raise ValueError(
+                    f"this chain needs {wanted} totals of all ranks' gradients, got "
+                    f"{len(measured)}; make them with measure() and total()"
+                )
+            check_measured(stages, measured)
             self._step_bucket(self._bucket_of(shards), groups, gradients, measured)
 
         self._lock.run(step)
@@ -224,13 +226,13 @@ class ShardOptimizer(ExplicitGradients):
 
         Arguments as for :meth:`step_shards`; ``measured`` are the totals before this one.
         """
-        if not self.measured_stages:
-            raise ValueError("this chain needs no total over all gradients: step without it")
-        stages = self._current_stages
-        check_measured(stages, measured, asked=1)
-        stage = [one for one in stages if needs_total(one)][len(measured)]
         with self._lock.lock, torch.no_grad():
             groups = self._groups()
+            stages = [one for one in self._chains.optimizer.stages if needs_total(one)]
+            if not stages:
+                raise ValueError("this chain needs no total over all gradients: step without it")
+            check_measured(self._chains.optimizer.stages, measured, asked=1)
+            stage = stages[len(measured)]
             found, _ = self._addends(self._bucket_of(shards), groups, gradients, measured)
         return self.owned.sum_by_path(found), 0 if stage.reduce is None else stage.totals
 
