@@ -19,7 +19,7 @@ from functional_optim.frontends.torch_checkpoint import (
     with_group_steps,
     without_decay_kind,
 )
-from functional_optim.frontends.torch_entries import complete_state, leaf_states
+from functional_optim.frontends.torch_entries import Start, complete_state, leaf_states
 from functional_optim.optimizer.bound_buffer import copy_states
 from functional_optim.plan.leaf_by_leaf import states_by_name, view_leaf
 from functional_optim.plan.shared_numbers import with_common_hypers
@@ -27,6 +27,7 @@ from functional_optim.plan.shared_numbers import with_common_hypers
 __all__ = [
     "DECOUPLED",
     "AveragedParams",
+    "Start",
     "Views",
     "check_dtype",
     "complete_state",

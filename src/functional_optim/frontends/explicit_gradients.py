@@ -125,9 +125,9 @@ class ExplicitGradients(TorchOptimizer):
         check_count(gradients, len(every))
         by_id = dict(zip(map(id, every), gradients, strict=True))
         for group in groups:
-            # A step does not check frozen groups.
-            pairs = zip(group.params, group.labels(), strict=True)
-            for param, name in () if self._optimizer_of(group.number).stages else pairs:
+            if self._optimizer_of(group.number).stages:
+                continue  # the step checks them; it does not check frozen groups
+            for param, name in zip(group.params, group.labels(), strict=True):
                 grad = by_id[id(param)]
                 if grad is not None:
                     check_grad(param, grad, name)

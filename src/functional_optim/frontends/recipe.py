@@ -82,15 +82,18 @@ class Recipe:
             params: of the group, or pairs of a name and a parameter. Their device decides the
                 executor of some classes.
             number: of the group, for errors.
+
+        Raises:
+            NotImplementedError: the optimizer divides groups, and each has its own recipe.
         """
         raise NotImplementedError
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Raise TypeError or ValueError if a new group has a wrong option."""
+        """Raise TypeError or ValueError if a new group, with all options, has a wrong one."""
         require_options(group, self.defaults)
         given = group["params"]
         params = given if isinstance(given, (list, tuple)) else ()
-        self.reader(params).checked_hypers({**self.defaults, **group})
+        self.reader(params).checked_hypers(group)
 
     def loaded_groups(
         self, saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
@@ -123,10 +126,6 @@ class ComposedRecipe(Recipe):
         self.optimizer = optimizer
         self.defaults: dict[str, Any] = {}
         self.form = StateDictForm()
-
-    def reader(self, params: Sequence[Any] = (), number: int | None = None) -> OptionsReader:
-        """Return a reader of no options: the recipes of groups have them."""
-        return ClassOptions({}, lambda options: self.optimizer, number)
 
     def list_paths(self, params: Mapping[str, Tensor]) -> "ComposedRecipe":
         """Return a recipe that can be pickled, since selectors become lists of these parameters."""

@@ -23,7 +23,7 @@ from functional_optim.frontends.group_overlap import check_group_overlap
 from functional_optim.frontends.group_steps import GroupSteps
 from functional_optim.frontends.group_tensors import Group, new_group
 from functional_optim.frontends.param_inputs import list_inputs
-from functional_optim.frontends.recipe import Recipe, recipe_of_optimizer
+from functional_optim.frontends.recipe import OptimizerRecipe, Recipe, recipe_of_optimizer
 from functional_optim.frontends.torch_arguments import FLAT_WAS_REMOVED
 from functional_optim.frontends.torch_checkpoint import own_copy, require_dict
 from functional_optim.frontends.torch_entries import (
@@ -394,7 +394,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _options_of(self, index: int) -> OptionsReader:
         if index not in self._options:
-            group, own = self.param_groups[index], self._optimizer_of(index)
-            options = self._recipe.reader(group["params"], index)
-            self._options[index] = GroupOptions(own, index) if self._chains.divides else options
+            own = OptimizerRecipe(self._optimizer_of(index)) if self._chains.divides else None
+            params = self.param_groups[index]["params"]
+            self._options[index] = (own or self._recipe).reader(params, index)
         return self._options[index]

@@ -57,7 +57,9 @@ class GroupRecipes:
             ValueError: a parameter on which no rule acts.
         """
         chains, whole = self.chains, self.whole.optimizer
-        if not chains.divides or not isinstance(group["params"], list):
+        if chains.divides and not isinstance(group["params"], list):
+            return [group]  # torch raises the error
+        if not chains.divides:
             require_options(group, self.whole.defaults)
             self._add(self.whole, whole, tuple(range(len(whole.links))), group["params"])
             return [group]

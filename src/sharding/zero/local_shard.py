@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.engine.recipes import GroupChain
 from functional_optim.engine.tensors import check_grad
 from sharding.ownership import OwnedRange
 
@@ -24,9 +23,6 @@ class LocalShard:
     param: Tensor
     tensor: Tensor
     """The tensor in ``.optim``: the parameter itself, or a flat view of the range."""
-    init_chain: GroupChain | None = None
-    """The chain for which the state was created; None if none was created. A caller may have
-    removed the state since, or have set other state."""
 
     def gradient_from(self, given: Any) -> Tensor:
         """Return the gradient of the shard, in its shape, from one of the shard or its parameter.

@@ -11,6 +11,7 @@ from functional_optim.engine.groups import Gradients as GradientsOf
 from functional_optim.engine.groups import Group
 from functional_optim.engine.recipes import GroupChain
 from functional_optim.engine.states import (
+    Start,
     complete_state,
     copy_states,
     entry_layout,
@@ -36,6 +37,9 @@ class LocalShards:
         self.recipes = recipes
         self.states: MutableMapping[Tensor, dict[str, Any]] = defaultdict(dict)
         """torch's dicts of state, by the tensors in the groups of ``.optim``."""
+        self.starts: dict[Tensor, Start] = {}
+        """The stages and hyper-parameters for which the state of each tensor was created. A caller
+        may have removed the state since, or have set other state."""
         self._memory = memory
         self._rank = rank
         self.by_path: dict[str, list[LocalShard]] = {}
@@ -108,7 +112,7 @@ class LocalShards:
             group = {"params": [one.tensor for one in shards]}
             complete_state(chain.stages, chain.hypers, group, self.states)
             for one in shards:
-                one.init_chain = chain
+                self.starts[one.tensor] = chain[:2]
 
     def states_of(
         self, shards: Sequence[LocalShard], groups: Groups, begins: Sequence[bool] | None = None
@@ -127,9 +131,7 @@ class LocalShards:
             own = [shards[k] for k in places]
             chain, tensors = self.chain_of(own[0], groups), [one.tensor for one in own]
             may_begin = [begins is not None and begins[k] for k in places]
-            before = {one.tensor: one.init_chain for one in own if one.init_chain is not None}
-            starts = {tensor: one[:2] for tensor, one in before.items()}
-            given = self.states, [one.path for one in own], may_begin, starts
+            given = self.states, [one.path for one in own], may_begin, self.starts
             states = leaf_states(chain.stages, chain.hypers, tensors, *given)
             found.update(zip(places, states, strict=True))
         return [found[k] for k in range(len(shards))]
@@ -159,7 +161,7 @@ class LocalShards:
             wants = entry_layout(own.stages, own.hypers, *like).dtypes.keys()
             if entries is not None and not wants <= entries.keys():
                 del self.states[one.tensor]
-                one.init_chain = None
+                self.starts.pop(one.tensor, None)
                 self._bare.append(one)
         self.complete(groups, wanted)
         stateful = [pair for pair in loaded if self.has_state(pair[0])]
@@ -179,7 +181,7 @@ class LocalShards:
 
     def has_state(self, shard: LocalShard) -> bool:
         """Return True if a shard has state, or had state that the caller removed."""
-        return shard.init_chain is not None or shard.tensor in self.states
+        return shard.tensor in self.starts or shard.tensor in self.states
 
     def is_frozen(self, shard: LocalShard) -> bool:
         """Return True if no stage acts on a shard: it is never stepped, and has no state."""

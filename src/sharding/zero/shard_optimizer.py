@@ -7,14 +7,12 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 
-from functional_optim import LeafState
 from functional_optim._torch import load_state_dict_hooks, with_own_step_hooks
 from functional_optim.engine.calls import disable_compile
 from functional_optim.engine.groups import (
     BucketMember,
     ExplicitGradients,
     Gradients,
-    Group,
     StepBucket,
 )
 from functional_optim.engine.options import copy_tensors, options_of, params_of_groups
@@ -59,6 +57,7 @@ class ShardOptimizer(ExplicitGradients):
         """Number of shards with state when the bucket of all shards was made."""
         recipes = shards.recipes
         self._use_recipe(recipes.whole, recipes.chains)
+        self._starts = shards.starts
         # torch adds to the defaults, so it gets a copy. It needs a group, which is not used.
         torch.optim.Optimizer.__init__(self, [{"params": []}], dict(recipes.whole.defaults))
         self._known = list(self.param_groups)
@@ -282,12 +281,6 @@ class ShardOptimizer(ExplicitGradients):
 
     def _options_of(self, index: int) -> OptionsReader:
         return self._options.setdefault(index, self.owned.recipes.readers[index])
-
-    def _leaf_states(
-        self, group: Group, params: Sequence[Tensor], names: Sequence[str], begins: Iterable[bool]
-    ) -> list[LeafState]:
-        shards = [self.owned.by_tensor[id(one)] for one in params]
-        return self.owned.states_of(shards, self.param_groups, list(begins))
 
     def _bucket_of(self, shards: tuple[LocalShard, ...] | None) -> StepBucket:
         """Return the bucket of some shards, or of all shards: for None, or with shared scalars."""
