@@ -21,7 +21,12 @@ from functional_optim.kernels.chunks import (
     with_tensors,
 )
 from functional_optim.kernels.kernel import BindScalars, Part
-from functional_optim.plan.item import StepScalars, coefficients_at, step_scalars
+from functional_optim.plan.item import (
+    StepScalars,
+    coefficients_at,
+    coefficients_error,
+    step_scalars,
+)
 from functional_optim.plan.leaf_positions import LeafPositions
 
 _table = from_fields(Table)
@@ -77,11 +82,13 @@ class Chunk:
         if not plain:
             return StepScalars(*coefficients_at(self._stages, hypers, step), step)
         made = []
-        for stage, own in zip(
-            self._stages, hypers, strict=True
-        ):  # a comprehension is one more call
+        stages = self._stages
+        for stage, own in zip(stages, hypers, strict=True):  # a comprehension is one more call
             of = stage.coefficients
-            made.append(own if of is same_coefficients else of(step, own))
+            try:
+                made.append(own if of is same_coefficients else of(step, own))
+            except ArithmeticError as error:
+                raise coefficients_error(stage, step, own, error) from error
         return step_scalars((hypers, tuple(made), step, Scalars.HOST))
 
     def _like_at(self, made: StepScalars) -> Leaf:

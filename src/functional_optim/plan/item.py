@@ -48,17 +48,31 @@ def coefficients_at(
     Args:
         hypers: of a leaf, before schedules are evaluated.
         step: the number of the step, from 1.
+
+    Raises:
+        ValueError: a hyper-parameter is out of bounds; or coefficients have no finite value.
     """
     number: Any = step  # stages expect a float; inside torch.func it is a tensor
     resolved = tuple(
         resolve(stage.name, stage.bounds, stage.check, hyper, step)
         for stage, hyper in zip(stages, hypers, strict=True)
     )
-    coefficients = tuple(
-        to_floats(stage.coefficients(number, hyper))
-        for stage, hyper in zip(stages, resolved, strict=True)
+    coefficients = []
+    for stage, hyper in zip(stages, resolved, strict=True):
+        try:
+            coefficients.append(to_floats(stage.coefficients(number, hyper)))
+        except ArithmeticError as error:
+            raise coefficients_error(stage, number, hyper, error) from error
+    return resolved, tuple(coefficients)
+
+
+def coefficients_error(stage: Stage, step: Any, hyper: Any, error: ArithmeticError) -> ValueError:
+    """Return the error for hyper-parameters with which Python cannot compute coefficients."""
+    given = ", ".join(f"{name}={value!r}" for name, value in hyper._asdict().items())
+    return ValueError(
+        f"{stage.name}: the coefficients of step {step:g} cannot be computed with {given} "
+        f"({type(error).__name__}: {error}); choose numbers whose powers and quotients are finite"
     )
-    return resolved, coefficients
 
 
 class StepScalars(NamedTuple):

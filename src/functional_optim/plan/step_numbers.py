@@ -13,7 +13,13 @@ from functional_optim.core.on_global_step import at_global_step
 from functional_optim.core.stage import Stage, same_coefficients
 from functional_optim.core.state import Shared
 from functional_optim.numeric import larger
-from functional_optim.plan.item import Item, StepScalars, next_step, step_scalars
+from functional_optim.plan.item import (
+    Item,
+    StepScalars,
+    coefficients_error,
+    next_step,
+    step_scalars,
+)
 from functional_optim.plan.points import LeafPart
 from functional_optim.plan.shared_numbers import as_all_numbers
 from functional_optim.plan.step_leaves import GateNumbers, StepLeaves
@@ -68,6 +74,11 @@ class StepNumbers:
             hyper = at_global_step(hyper, global_step)
         return resolve(stage.name, stage.bounds, stage.check, hyper, step)
 
+    def _global_step_at(self, part: LeafPart, k: int, step: float | Tensor) -> float | Tensor:
+        """Return the number of the global step for the stage at ``k`` of a chain."""
+        device = step.device if isinstance(step, Tensor) else None
+        return self.global_step(_gate_before(part, k), device)
+
     def hypers_of(self, part: LeafPart, group: int) -> tuple[Any, ...]:
         """Return the hyper-parameters of the stages of a part, for leaves of a group.
 
@@ -119,20 +130,20 @@ class StepNumbers:
             own: Any = given
             at: Any = _step_of(part.gates, k, step, counts) if k <= last else step
             if not (FIXED.issuperset(map(type, own)) or is_plain(own)):
-                device = at.device if isinstance(at, Tensor) else None
-                gate = _gate_before(part, k)
-                own = self.resolved(stage, own, at, self.global_step(gate, device))
+                own = self.resolved(stage, own, at, self._global_step_at(part, k, at))
             if counts and k in part.gates:
                 at = counts[part.gates.index(k)][1] + 1.0
-            if stage.coefficients is same_coefficients:
-                made = own
-            elif stage.combine is None:
-                made = stage.coefficients(at, own)
-            else:
-                shared = self.shared[place]
-                if isinstance(step, Tensor):
-                    shared = _move_shared(shared, step.device)
-                made = stage.coefficients(at, own, shared)
+            try:
+                if stage.coefficients is same_coefficients:
+                    made = own
+                elif stage.combine is None:
+                    made = stage.coefficients(at, own)
+                else:
+                    shared = self.shared[place]
+                    shared = _move_shared(shared, step) if isinstance(step, Tensor) else shared
+                    made = stage.coefficients(at, own, shared)
+            except ArithmeticError as error:
+                raise coefficients_error(stage, at, own, error) from error
             resolved.append(own)
             found.append(made if FIXED.issuperset(map(type, made)) else to_floats(made))
         both = step_scalars((tuple(resolved), tuple(found), step, Scalars.HOST))
@@ -147,9 +158,9 @@ def _gate_before(part: LeafPart, k: int) -> int | None:
     return before[-1] if before else None
 
 
-def _move_shared(shared: Any, device: torch.device) -> Any:
+def _move_shared(shared: Any, step: Tensor) -> Any:
     """Return shared scalars on the device of batched step counts."""
-    moved = [one.to(device) if isinstance(one, Tensor) else one for one in shared]
+    moved = [one.to(step.device) if isinstance(one, Tensor) else one for one in shared]
     return type(shared)(*moved) if shared else shared
 
 
