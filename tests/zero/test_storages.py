@@ -111,6 +111,23 @@ def test_from_any_storage_into_any(saved: dict[str, Saved], source: str) -> None
             LocalWorld((1, 3)[number % 2]).run(loads)
 
 
+@pytest.mark.parametrize("storage", ["state int8", "state mixed", "smallest"])
+def test_codes_of_an_earlier_release(storage: str) -> None:
+    """A state dict with codes and their scales is decoded range by range."""
+    params = twin_of(storage, 3)[0]
+    wanted = wanted_of(storage, storage)
+    entries = [{"step": torch.tensor(3.0), **state} for _, state in wanted.values()]
+
+    def loads(group: LocalGroup) -> int:
+        zero = made(storage, group, "elements", views=False, start=params)
+        groups = [{**zero.param_groups[0], "params": list(range(len(entries)))}]
+        zero.load_state_dict({"state": dict(enumerate(entries)), "param_groups": groups})
+        assert wrong_state(zero, wanted) == []
+        return max(one.start for one in zero.owned)
+
+    assert max(LocalWorld(3).run(loads)) >= 512  # a range that begins after the first two blocks
+
+
 @pytest.mark.parametrize("source", STORAGES)
 def test_into_torchs_class_and_back(saved: dict[str, Saved], source: str) -> None:
     """State dicts go to torch.optim.AdamW and back, and to a sharded torch.optim.AdamW."""
