@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from functional_optim.engine.messages import format_names
 from sharding.pieces import Pieces, sort_and_check
 from sharding.problem import check_int, check_world_size
 from sharding.spec import Specs, check_specs
@@ -121,7 +122,10 @@ class Ownership:
     def index_of(self, path: str) -> int:
         """Return the index of a parameter among the specs."""
         if path not in self._index:
-            raise ValueError(f"this plan has no parameter {path!r}")
+            raise ValueError(
+                f"this plan has no parameter {path!r}; it has "
+                f"{format_names([spec.path for spec in self.specs], 4)}"
+            )
         return self._index[path]
 
     def indices_of(self, paths: Collection[str]) -> list[int]:

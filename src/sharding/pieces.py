@@ -129,10 +129,14 @@ def _check_end(
 ) -> None:
     if parameter >= 0 and at != numels[parameter]:
         raise ValueError(
-            f"{specs[parameter].path!r}: elements [{at}, {numels[parameter]}) have no owner"
+            f"{specs[parameter].path!r}: elements [{at}, {numels[parameter]}) have no owner; give "
+            "each element to one rank"
         )
 
 
 def _check_not_skipped(specs: Sequence[ParameterSpec], before: int, parameter: int) -> None:
     if parameter > before + 1:
-        raise ValueError(f"{specs[before + 1].path!r} has no owner")
+        raise ValueError(
+            f"{specs[before + 1].path!r} has no owner; list the pieces in the order of the "
+            "parameters, with at least one piece of each"
+        )

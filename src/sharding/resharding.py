@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from sharding.ownership import Ownership
 
+_SAME_PARAMETERS = "make both plans from the specs of one model"
+
 
 class RangeCopy(NamedTuple):
     """Copy of elements of a parameter, and of every state tensor of its shape, between ranks.
@@ -142,12 +144,16 @@ def _check_same_parameters(before: Ownership, after: Ownership) -> None:
     theirs = {spec.path: spec for spec in before.specs}
     for spec in after.specs:
         if spec.path not in theirs:
-            raise ValueError(f"the plan to come from has no parameter {spec.path!r}")
+            raise ValueError(
+                f"the plan to come from has no parameter {spec.path!r}; {_SAME_PARAMETERS}"
+            )
         other = theirs.pop(spec.path)
         if (spec.shape, spec.dtype) != (other.shape, other.dtype):
             raise ValueError(
                 f"{spec.path!r} has shape {other.shape} and {other.dtype} in the plan to come "
-                f"from, {spec.shape} and {spec.dtype} in the other"
+                f"from, {spec.shape} and {spec.dtype} in the other; {_SAME_PARAMETERS}"
             )
     if theirs:
-        raise ValueError(f"the plan to go to has no parameter {next(iter(theirs))!r}")
+        raise ValueError(
+            f"the plan to go to has no parameter {next(iter(theirs))!r}; {_SAME_PARAMETERS}"
+        )

@@ -60,7 +60,10 @@ def _number_params(state_dict: StateDict) -> StateDict:
     numbers = {str(key): number for number, key in enumerate(keys)}
     unknown = [key for key in state_dict["state"] if str(key) not in numbers]
     if unknown:
-        raise ValueError(f"there is state of {format_names(unknown)}, which no parameter group has")
+        raise ValueError(
+            f"there is state of {format_names(unknown)}, which no parameter group has; the file is "
+            "damaged, or its state is of another model"
+        )
     named = all(isinstance(key, str) for key in keys)
     groups = [
         {

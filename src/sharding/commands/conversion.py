@@ -108,7 +108,10 @@ def params_of_file(state_dict: StateDict, model: Specs, source: str) -> ModelPar
         groups = [list(specs)]
     missing = [name for names in groups for name in names if name not in specs]
     if missing:
-        raise ValueError(f"the file has {format_names(missing)}, and the model has not")
+        raise ValueError(
+            f"the file has {format_names(missing)}, and the model has not; name the model that "
+            "was trained"
+        )
     named = sum(map(len, groups))
     if named != sum(counts):
         raise ValueError(f"the file has {sum(counts)} parameters and {named} names; it is damaged")
@@ -127,7 +130,8 @@ def params_of_old(old: OldCheckpoint, model: Specs | None) -> ModelParams:
             if path not in given or given[path].shape != spec.shape:
                 there = f"in shape {given[path].shape}" if path in given else "not at all"
                 raise ValueError(
-                    f"the checkpoint has {path!r} in shape {spec.shape}, the model has it {there}"
+                    f"the checkpoint has {path!r} in shape {spec.shape}, the model has it {there}; "
+                    "name the model that was trained"
                 )
         specs = {path: given[path] for path in specs}
     return ModelParams(specs, [list(group["params"]) for group in old.groups])

@@ -85,7 +85,7 @@ def explain(
 def _specs(shapes: str) -> Specs:
     specs = read_source(shapes).specs
     if not specs:
-        raise ValueError(f"{shapes} has no parameters")
+        raise ValueError(f"{shapes} has no parameters; name a file or a model with at least one")
     return specs
 
 

@@ -82,7 +82,7 @@ def _build_groups(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> list[d
     if counts != saved_counts:
         raise ValueError(
             f"the state dict has groups of {saved_counts} parameters, this optimizer has groups of "
-            f"{counts}; they must be the same"
+            f"{counts}; give the optimizer the groups that it had when the state was saved"
         )
     every = enumerate(map(options_of, saved))
     return [_with_options(zero, number, own_copy(options)) for number, options in every]

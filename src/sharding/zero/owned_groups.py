@@ -54,7 +54,10 @@ class OwnedGroup(MutableMapping[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         if name in NOT_OPTIONS:
-            raise KeyError(f"{name!r} of a parameter group cannot be deleted")
+            raise KeyError(
+                f"{name!r} of a parameter group cannot be deleted: groups of "
+                "ZeroRedundancyOptimizer are fixed when they are added"
+            )
         del self._groups[self._number][name]
 
     def __iter__(self) -> Iterator[str]:

@@ -296,7 +296,8 @@ class RangeStepMixin(AveragedParams):
         if self._local is None:
             raise RuntimeError(
                 f"{type(self.optim).__name__} has no functional equivalent, so it cannot be "
-                "stepped by ranges"
+                "stepped by ranges; call step(), or register an equivalent with "
+                "register_functional_optim()"
             )
         return self._local
 
