@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim._torch import current_graph_task_id
+from functional_optim._torch.distributed import current_graph_task_id
 from functional_optim.engine.tensors import is_dense
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from functional_optim._torch import use_count
+from functional_optim._torch.distributed import use_count
 
 TIMEOUT = 5.0
 """Seconds for which the end of a program waits for the threads of gloo."""

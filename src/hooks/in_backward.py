@@ -12,7 +12,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import Optimizer, TorchOptimizer
-from functional_optim._torch import IN_BACKWARD_OPTIMIZERS, OPTIMIZER_CLASSES, OPTIMIZER_KWARGS
+from functional_optim._torch.distributed import (
+    IN_BACKWARD_OPTIMIZERS,
+    OPTIMIZER_CLASSES,
+    OPTIMIZER_KWARGS,
+)
 from functional_optim.engine.calls import disable_compile
 from functional_optim.engine.messages import format_value
 from functional_optim.engine.recipes import call_constructor

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from functional_optim._torch import (
+from functional_optim._torch.distributed import (
     IN_BACKWARD_OPTIMIZERS,
     finish_init,
     ignored_by_ddp,

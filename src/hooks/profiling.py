@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch.autograd import profiler
 
-from functional_optim._torch import is_profiling
+from functional_optim._torch.distributed import is_profiling
 
 
 def named_range(name: str) -> AbstractContextManager[object]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import values_of
+from functional_optim._torch.tensors import values_of
 
 
 class ZeroGradCheck:

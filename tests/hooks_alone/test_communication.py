@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from functional_optim._torch import use_count
+from functional_optim._torch.distributed import use_count
 from hooks import communication
 from hooks.communication import keep_alive
 

@@ -8,12 +8,15 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+
+import functional_optim
 
 Check = Callable[[Any], None]
 
@@ -51,15 +54,26 @@ def hide(owner: Any, name: str, patch: pytest.MonkeyPatch) -> None:
         patch.delattr(owner, name)
 
 
+HOME = Path(functional_optim.__file__).parent / "_torch"
+
+
+def all_names() -> SimpleNamespace:
+    """Return the public names of all modules of the package ``_torch``."""
+    files = [file.stem for file in sorted(HOME.glob("[a-z]*.py"))]
+    modules = [importlib.import_module(f"functional_optim._torch.{name}") for name in files]
+    named = [item for module in modules for item in vars(module).items()]
+    return SimpleNamespace(**{name: value for name, value in named if not name.startswith("_")})
+
+
 @contextmanager
-def loaded_anew() -> Iterator[ModuleType]:
-    """Yield a new import of the package ``_torch``, which sees the current names of torch."""
+def loaded_anew() -> Iterator[SimpleNamespace]:
+    """Yield the names of new imports of the modules of ``_torch``, which see torch as it is now."""
     package = "functional_optim._torch"
     ours = {name: one for name, one in sys.modules.items() if f"{name}.".startswith(f"{package}.")}
     for name in ours:
         del sys.modules[name]
     try:
-        yield importlib.import_module(package)
+        yield all_names()
     finally:
         for name in [one for one in sys.modules if f"{one}.".startswith(f"{package}.")]:
             del sys.modules[name]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import _torch, adam
+from functional_optim import adam
 from functional_optim._torch import derivatives
 from functional_optim.algorithms.adam import ADAM
 from functional_optim.kernels.fused_kernel import FUSED
@@ -18,7 +18,7 @@ from functional_optim.kernels.kernel import KernelError
 
 from . import several, single, tracing
 from .finder import known_names
-from .table import ROWS, hide, loaded_anew
+from .table import ROWS, all_names, hide, loaded_anew
 from .test_one_place import THERE
 
 assert single and several and tracing, "they fill the table"
@@ -36,7 +36,7 @@ def test_torch_is_as_it_is_relied_on(name: str) -> None:
     for owner, one in ROWS[name].names:
         assert isinstance(owner, str) or hasattr(owner, one), changed
     try:
-        ROWS[name].holds(_torch)
+        ROWS[name].holds(all_names())
     except Exception as error:
         error.add_note(changed)
         raise
@@ -64,7 +64,7 @@ def test_without_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tangents_without_the_number_of_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
     public = SimpleNamespace(unpack_dual=derivatives.forward_ad.unpack_dual)
     monkeypatch.setattr(derivatives, "forward_ad", public)
-    tracing.tangents(_torch)
+    tracing.tangents(all_names())
 
 
 def test_every_name_has_a_row() -> None:
@@ -73,12 +73,10 @@ def test_every_name_has_a_row() -> None:
 
 
 def test_a_package_loaded_anew_leaves_no_trace() -> None:
+    before = all_names()
     with loaded_anew() as names:
-        assert names is not _torch
-    import functional_optim
-    import functional_optim._torch as again
-
-    assert functional_optim._torch is again is _torch
+        assert names.copy_module is not before.copy_module
+    assert all_names() == before
 
 
 @pytest.mark.parametrize("module", ["torch._subclasses.fake_tensor", "torch._inductor"])
@@ -87,8 +85,8 @@ def test_without_a_module_that_is_imported_late(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     late: dict[str, Any] = {
-        "torch._inductor": lambda: _torch.aoti_compile_and_package(None),
-        "torch._subclasses.fake_tensor": _torch.fake_tensor_mode,
+        "torch._inductor": lambda: all_names().aoti_compile_and_package(None),
+        "torch._subclasses.fake_tensor": all_names().fake_tensor_mode,
     }
     with pytest.raises(ImportError, match=f"has no {module}"):
         late[module]()

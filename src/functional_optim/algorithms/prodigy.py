@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_abs, foreach_add, foreach_mul, foreach_sub
+from functional_optim._torch.operators import foreach_abs, foreach_add, foreach_mul, foreach_sub
 from functional_optim.algorithms.dadapt_adam import bias_correction, limit_growth
 from functional_optim.algorithms.prodigy_records import (
     ProdigyCoefficients,

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import get_unwrapped, is_functorch_wrapped_tensor, storage_id
+from functional_optim._torch.derivatives import get_unwrapped, is_functorch_wrapped_tensor
+from functional_optim._torch.tensors import storage_id
 from functional_optim.core.dtensors import is_dtensor, to_local
 
 

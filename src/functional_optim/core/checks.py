@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_functorch_wrapped_tensor, may_be_view
+from functional_optim._torch.derivatives import is_functorch_wrapped_tensor
+from functional_optim._torch.tensors import may_be_view
 from functional_optim.core.aliasing import has_internal_overlap
 from functional_optim.core.dtensors import to_local
 from functional_optim.core.format import format_value

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import (
+from functional_optim._torch.derivatives import (
     get_unwrapped,
     is_forward_mode,
     is_functorch_wrapped_tensor,

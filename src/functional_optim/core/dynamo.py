@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from functional_optim._torch import disable_dynamo
+from functional_optim._torch.compilers import disable_dynamo
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

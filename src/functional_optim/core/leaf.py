@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import vmap_levels
+from functional_optim._torch.derivatives import vmap_levels
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.state import state_tensors
 from functional_optim.native import LOOPS

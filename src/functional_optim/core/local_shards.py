@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from functional_optim._torch import is_strided_shard
+from functional_optim._torch.distributed import is_strided_shard
 from functional_optim.core.dtensors import (
     is_dtensor,
     redistribute_like,

@@ -10,7 +10,7 @@ by their leading terms: Golub, Van Loan, "Matrix computations", 4th edition, sec
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_norm
+from functional_optim._torch.operators import foreach_norm
 
 
 def require_matrix(name: str, param: Tensor) -> None:

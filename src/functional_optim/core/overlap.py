@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import DisableTorchFunction
+from functional_optim._torch.tensors import DisableTorchFunction
 
 _NBYTES = attrgetter("nbytes")
 

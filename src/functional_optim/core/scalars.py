@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_functorch_wrapped_tensor
+from functional_optim._torch.derivatives import is_functorch_wrapped_tensor
 
 
 def concrete(value: Tensor) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from functional_optim._torch import may_be_view
+from functional_optim._torch.tensors import may_be_view
 from functional_optim.core.aliasing import AliasTracker, clone_strided, storage_addresses
 from functional_optim.core.dtensors import is_dtensor, reduce_partial, to_local
 from functional_optim.core.hyper import are_unchanged, is_plain, map_values

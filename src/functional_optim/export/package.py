@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from functional_optim._torch import aoti_compile_and_package
+from functional_optim._torch.compilers import aoti_compile_and_package
 
 MANIFEST = "manifest.json"
 """The name of the manifest among the extra files of a torch.export package."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_higher_order, is_mutable
+from functional_optim._torch.compilers import is_higher_order, is_mutable
 from functional_optim.core.aliasing import match_strides
 from functional_optim.core.hyper_inputs import InputHypers
 from functional_optim.core.leaf import Leaf, check_kept

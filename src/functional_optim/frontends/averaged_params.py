@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from functional_optim._torch import version_of
+from functional_optim._torch.tensors import version_of
 from functional_optim.core.interrupts import defer_interrupts
 
 Views = dict[str, Tensor] | list[Tensor]

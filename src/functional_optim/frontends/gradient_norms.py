@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_mul_, values_of
+from functional_optim._torch.operators import foreach_mul_
+from functional_optim._torch.tensors import values_of
 from functional_optim.transforms.clip_by_global_norm import clip_factor, sum_of_squares
 
 

@@ -25,11 +25,8 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 
-from functional_optim._torch import (
-    amp_foreach_non_finite_check_and_unscale_,
-    has_scaled,
-    scaler_state,
-)
+from functional_optim._torch.modules import has_scaled, scaler_state
+from functional_optim._torch.operators import amp_foreach_non_finite_check_and_unscale_
 from functional_optim.frontends.gradient_norms import group_by_dtype
 
 

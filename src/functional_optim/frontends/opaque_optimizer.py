@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import step_without_global_hooks
+from functional_optim._torch.modules import step_without_global_hooks
 from functional_optim.core.checks import check_count
 from functional_optim.core.format import format_value
 from functional_optim.frontends.torch_groups import params_of_groups

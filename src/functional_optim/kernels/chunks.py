@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_functorch_wrapped_tensor, tangent_of
+from functional_optim._torch.derivatives import is_functorch_wrapped_tensor, tangent_of
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import map_state

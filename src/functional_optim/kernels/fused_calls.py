@@ -11,13 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from functional_optim._torch import (
-    fused_adagrad_,
-    fused_adam_,
-    fused_adamw_,
-    fused_sgd_,
-    why_missing,
-)
+from functional_optim._torch.missing_name import why_missing
+from functional_optim._torch.operators import fused_adagrad_, fused_adam_, fused_adamw_, fused_sgd_
 from functional_optim.core.leaf import Leaf
 from functional_optim.kernels.fused_kernel import Before, Fused
 

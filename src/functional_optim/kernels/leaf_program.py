@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_functorch_wrapped_tensor
+from functional_optim._torch.derivatives import is_functorch_wrapped_tensor
 from functional_optim.core.leaf import PLAIN, Leaf, Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.cache import Cache

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from functional_optim._torch import foreach_clone, foreach_copy_, foreach_function
+from functional_optim._torch.operators import foreach_clone, foreach_copy_, foreach_function
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.expressions import (
     OPERATORS,

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_transforming, may_be_view
+from functional_optim._torch.derivatives import is_transforming
+from functional_optim._torch.tensors import may_be_view
 from functional_optim.core.aliasing import storage_key
 from functional_optim.core.dtensors import is_dtensor, redistribute_like
 from functional_optim.core.hyper import is_plain

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_copy_
+from functional_optim._torch.operators import foreach_copy_
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import map_state, state_tensors

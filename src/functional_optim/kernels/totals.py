@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_functorch_wrapped_tensor
+from functional_optim._torch.derivatives import is_functorch_wrapped_tensor
 from functional_optim.core.hyper import FIXED, is_plain
 from functional_optim.core.leaf import PLAIN, Leaf, is_measured
 from functional_optim.core.stage import Stage, Transform

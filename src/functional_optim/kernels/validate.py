@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from functional_optim._torch import fake_tensor_mode
+from functional_optim._torch.compilers import fake_tensor_mode
 from functional_optim.core.aliasing import storage_key
 from functional_optim.core.hyper import map_values
 from functional_optim.core.leaf import Leaf, Scalars, check_kept, is_measured

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import has_dispatch_mode, is_transforming
+from functional_optim._torch.compilers import has_dispatch_mode
+from functional_optim._torch.derivatives import is_transforming
 from functional_optim.native.loader import LOOPS
 
 _LANES = (4, 8)

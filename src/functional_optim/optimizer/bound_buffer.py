@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import version_of
+from functional_optim._torch.tensors import version_of
 from functional_optim.core.aliasing import clone_aliased
 from functional_optim.core.format import append_count
 from functional_optim.core.leaf import Leaf, Scalars

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_add_
+from functional_optim._torch.operators import foreach_add_
 from functional_optim.core.chain import Chain
 from functional_optim.core.checks import check_grad
 from functional_optim.core.dynamo import disable_compile_of_class

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from functional_optim._torch import SCRIPT_QUALNAME, set_script_fusion
+from functional_optim._torch.compilers import SCRIPT_QUALNAME, set_script_fusion
 from functional_optim.core.format import format_value
 from functional_optim.core.leaf import is_measured, split_at_measured
 from functional_optim.core.stage import NoState, Rule, Stage, Transform, same_coefficients

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_functorch_wrapped_tensor
+from functional_optim._torch.derivatives import is_functorch_wrapped_tensor
 from functional_optim.core.leaf import PLAIN, Scalars, layouts_of
 from functional_optim.core.stage import Stage
 from functional_optim.kernels import Executor

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import without_grad
+from functional_optim._torch.derivatives import without_grad
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import Scalars
 from functional_optim.core.named_tuples import from_fields

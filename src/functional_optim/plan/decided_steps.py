@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import without_grad
+from functional_optim._torch.derivatives import without_grad
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.named_tuples import from_fields
 from functional_optim.plan.addend_rows import Addends

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import fake_tensor_mode
+from functional_optim._torch.compilers import fake_tensor_mode
 from functional_optim.core.hyper import Schedule, format_hyper
 from functional_optim.core.hyper_inputs import (
     HyperInput,

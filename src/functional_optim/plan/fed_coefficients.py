@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import fake_tensor_mode
+from functional_optim._torch.compilers import fake_tensor_mode
 from functional_optim.core.hyper import field_types, to_floats
 from functional_optim.core.hyper_inputs import InputHypers, fill_inputs, iter_inputs
 from functional_optim.core.stage import Stage

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import DisableTorchFunction, TensorGuards
+from functional_optim._torch.tensors import DisableTorchFunction, TensorGuards
 from functional_optim.native import LOOPS
 
 DTYPE = attrgetter("dtype")

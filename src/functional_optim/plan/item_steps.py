@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_transforming
+from functional_optim._torch.derivatives import is_transforming
 from functional_optim.core.aliasing import AliasTracker, clone_aliased, match_strides, storage_key
 from functional_optim.core.dtensors import is_dtensor, redistribute_like
 from functional_optim.core.dynamo import disable_compile

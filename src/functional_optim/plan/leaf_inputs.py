@@ -12,7 +12,7 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_copy_
+from functional_optim._torch.operators import foreach_copy_
 from functional_optim.core.aliasing import match_strides
 from functional_optim.core.dtensors import is_dtensor
 from functional_optim.core.format import format_value

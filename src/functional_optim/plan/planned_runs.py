@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim._torch import foreach_clone
+from functional_optim._torch.operators import foreach_clone
 from functional_optim.core.links import Links
 from functional_optim.core.named_tuples import from_fields
 from functional_optim.core.overrides import LeafChain

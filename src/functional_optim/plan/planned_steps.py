@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim._torch import is_transforming
+from functional_optim._torch.derivatives import is_transforming
 from functional_optim.core.checks import check_measured
 from functional_optim.kernels import Executor
 from functional_optim.plan import leaf_by_leaf

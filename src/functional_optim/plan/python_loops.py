@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import DisableTorchFunction, foreach_add_
+from functional_optim._torch.operators import foreach_add_
+from functional_optim._torch.tensors import DisableTorchFunction
 from functional_optim.core.leaf import PLAIN
 from functional_optim.kernels.chunks import is_dense
 from functional_optim.native import LOOPS

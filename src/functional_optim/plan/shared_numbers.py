@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import get_unwrapped, is_gradtrackingtensor, version_of
+from functional_optim._torch.derivatives import get_unwrapped, is_gradtrackingtensor
+from functional_optim._torch.tensors import version_of
 from functional_optim.core.chain import Chain
 from functional_optim.core.format import format_value
 from functional_optim.core.hyper import format_hyper, resolve

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_add_
+from functional_optim._torch.operators import foreach_add_
 from functional_optim.core.state import LeafState
 from functional_optim.native import LOOPS
 from functional_optim.plan.leaf_positions import LeafPositions

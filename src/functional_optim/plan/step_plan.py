@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import without_grad
+from functional_optim._torch.derivatives import without_grad
 from functional_optim.core.checks import check_grad
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN, Scalars

@@ -10,7 +10,8 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim._torch import has_dispatch_mode, is_forward_mode, is_transforming
+from functional_optim._torch.compilers import has_dispatch_mode
+from functional_optim._torch.derivatives import is_forward_mode, is_transforming
 from functional_optim.core.chain import Chain
 from functional_optim.core.checks import check_params, check_writable, check_writable_state
 from functional_optim.core.hyper import is_all_plain

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed import autograd as dist_autograd
 
-from functional_optim._torch import current_context_id, is_valid_context
+from functional_optim._torch.distributed import current_context_id, is_valid_context
 from functional_optim.remote.snapshot import Reading, pack
 from functional_optim.remote.versions import Lease, Versions, param_versions, read_all
 from functional_optim.remote.worker import Exchange, WorkerLock

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import indices_of, values_of
+from functional_optim._torch.tensors import indices_of, values_of
 from functional_optim.remote.snapshot import Packed, pack, unpack
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from functional_optim._torch import copy_module, get_children
+from functional_optim._torch.modules import copy_module, get_children
 from functional_optim.remote.versions import Lease
 
 _ALIGNMENT = 16

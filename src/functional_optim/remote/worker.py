@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from functional_optim._torch import values_of, version_of
+from functional_optim._torch.tensors import values_of, version_of
 from functional_optim.engine.gradients import addends, check_and_unscale_, scale_
 from functional_optim.engine.options import options_of
 from functional_optim.engine.recipes import OpaqueRecipe, Recipe, bind_recipe

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_valid_context
+from functional_optim._torch.distributed import is_valid_context
 from functional_optim.engine.gradients import (
     addends,
     check_and_unscale_,

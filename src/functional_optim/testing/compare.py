@@ -8,7 +8,7 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim._torch import has_versions, version_of
+from functional_optim._torch.tensors import has_versions, version_of
 
 
 def same(a: Tensor, b: Tensor) -> bool:

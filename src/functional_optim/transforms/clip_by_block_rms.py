@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from functional_optim._torch import foreach_divide_
+from functional_optim._torch.operators import foreach_divide_
 from functional_optim.bounds import POSITIVE
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, NoState, Transform

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_vector_norm
+from functional_optim._torch.operators import foreach_vector_norm
 from functional_optim.bounds import NON_NEGATIVE
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.leaf import PLAIN

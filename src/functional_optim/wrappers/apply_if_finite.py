@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_vector_norm
+from functional_optim._torch.operators import foreach_vector_norm
 from functional_optim.bounds import Interval
 from functional_optim.core.gate import Gate
 from functional_optim.core.stage import Link, NoState, Transform

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import with_own_step_hooks
+from functional_optim._torch.modules import with_own_step_hooks
 from functional_optim.engine.calls import disable_compile
 from functional_optim.engine.gradients import Scaling
 from functional_optim.engine.messages import format_value

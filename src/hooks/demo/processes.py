@@ -11,7 +11,7 @@ import torch
 from torch import multiprocessing
 from torch.distributed import rpc
 
-from functional_optim._torch import rpc_over_sockets
+from functional_optim._torch.distributed import rpc_over_sockets
 
 
 def run_processes(names: Sequence[str], function: Callable[..., Any], *args: Any) -> None:

@@ -12,7 +12,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from functional_optim._torch import current_graph_task_id, is_joining
+from functional_optim._torch.distributed import current_graph_task_id, is_joining
 from functional_optim.engine.calls import disable_compile
 from hooks.buckets import reduced_parameters
 from hooks.communication import Communication

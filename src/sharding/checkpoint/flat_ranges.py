@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor
 
-from functional_optim._torch import to_copy, wrapper_tensor
+from functional_optim._torch.tensors import to_copy, wrapper_tensor
 from sharding.checkpoint.boxes import Box, boxes_of
 
 _COPIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.detach.default, to_copy})

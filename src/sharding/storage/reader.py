@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from functional_optim._torch import names_in_metadata
+from functional_optim._torch.modules import names_in_metadata
 from functional_optim.storage.state_storage import STATE_STORAGES
 from sharding.storage.checksums import METADATA, read_checksums, read_metadata_file
 from sharding.storage.files import Checksum, DurableFiles, check_file

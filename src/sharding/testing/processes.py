@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal
 
-from functional_optim._torch import COMPILER
+from functional_optim._torch.compilers import COMPILER
 from sharding.testing.rank_process import serve
 
 Start = Literal["spawn", "forkserver"]

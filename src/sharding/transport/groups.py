@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
 
-from functional_optim import _torch
-from functional_optim._torch import gloo_options, group_count
+from functional_optim._torch import distributed
+from functional_optim._torch.distributed import gloo_options, group_count
 from sharding.transport.local_group import LocalGroup
 
 GroupRank = NewType("GroupRank", int)
@@ -55,7 +55,7 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
     """Return how long an operation waits for other ranks before it is an error."""
     if isinstance(group, LocalGroup):
         return timedelta(seconds=group.world.seconds)
-    return _torch.timeout_of(group, device)
+    return distributed.timeout_of(group, device)
 
 
 def resolve_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim._torch import ACTIVE_DDP_MODULE
+from functional_optim._torch.distributed import ACTIVE_DDP_MODULE
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, prepare_average
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.local_rendezvous import WorldState

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim._torch import foreach_copy_
+from functional_optim._torch.operators import foreach_copy_
 from sharding.transport.protocol import TransportError
 
 HEADER = 16

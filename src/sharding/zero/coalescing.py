@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_copy_
+from functional_optim._torch.operators import foreach_copy_
 from sharding.ownership import Owner
 from sharding.transport import Range, Transport
 

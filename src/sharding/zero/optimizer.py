@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 
-from functional_optim._torch import is_joining, step_without_global_hooks
+from functional_optim._torch.distributed import is_joining
+from functional_optim._torch.modules import step_without_global_hooks
 from functional_optim.engine.calls import disable_compile
 from functional_optim.engine.gradients import Scaling
 from functional_optim.engine.options import (

@@ -7,7 +7,7 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 
-from functional_optim._torch import load_state_dict_hooks, with_own_step_hooks
+from functional_optim._torch.modules import load_state_dict_hooks, with_own_step_hooks
 from functional_optim.engine.calls import disable_compile
 from functional_optim.engine.groups import (
     BucketMember,

@@ -13,7 +13,7 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from functional_optim import as_functional_optim, qhm, register_functional_optim
-from functional_optim._torch import rpc_over_sockets
+from functional_optim._torch.distributed import rpc_over_sockets
 from tests.front_ends.ranks.strict import warnings_are_errors
 
 # torch deprecates its own TorchScript, and warns if its DistributedOptimizer is imported.

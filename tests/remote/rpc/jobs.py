@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from functional_optim._torch import rpc_over_sockets
+from functional_optim._torch.distributed import rpc_over_sockets
 from sharding.testing import at
 from tests.remote.rpc.scenarios import SCENARIOS
 from tests.remote.rpc.small_model import NAMES

@@ -14,7 +14,7 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from functional_optim import DistributedOptimizer
-from functional_optim._torch import rpc_over_sockets
+from functional_optim._torch.distributed import rpc_over_sockets
 from functional_optim.remote import SnapshotModule
 from functional_optim.remote.rpc import RpcTransport
 from functional_optim.remote.worker import WorkerOptimizer

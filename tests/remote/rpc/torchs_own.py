@@ -11,7 +11,7 @@ import torch
 from torch.distributed import rpc
 
 from functional_optim import DistributedOptimizer
-from functional_optim._torch import rpc_over_sockets
+from functional_optim._torch.distributed import rpc_over_sockets
 from sharding.testing import at
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import DisableTorchFunction, foreach_copy_
+from functional_optim._torch.operators import foreach_copy_
+from functional_optim._torch.tensors import DisableTorchFunction
 from functional_optim.core.buffer_memory import lazy_zeros
 from functional_optim.core.checks import check_grad
 from functional_optim.core.leaf import PLAIN

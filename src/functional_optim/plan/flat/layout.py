@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from functional_optim._torch import DisableTorchFunction
+from functional_optim._torch.tensors import DisableTorchFunction
 from functional_optim.core.buffer_memory import buffer_of
 from functional_optim.plan.flat.buffer import FlatBuffer, Segment, assign_segments, difference
 from functional_optim.plan.flat.gradients import FlatGradients, like

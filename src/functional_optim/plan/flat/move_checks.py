@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from functional_optim._torch import is_functorch_wrapped_tensor, is_view
+from functional_optim._torch.derivatives import is_functorch_wrapped_tensor
+from functional_optim._torch.tensors import is_view
 from functional_optim.core.aliasing import has_internal_overlap
 from functional_optim.core.buffer_memory import buffer_of
 
