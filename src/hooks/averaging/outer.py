@@ -126,7 +126,6 @@ class OuterModelAverager(ModelAverager):
         self._full_params = params_in(params)
         _check_shards(outer, self._full_params)
         self._shards = shard_coordinates(self._full_params)
-        self._params: list[Tensor] = list(map(to_local, self._full_params))
         self._fragments = _fragments_of(self._full_params, fragments, period)
         self._error_feedback = error_feedback
         self._anchors = [nn.Parameter(wide_copy(param)) for param in self._params]
@@ -137,8 +136,13 @@ class OuterModelAverager(ModelAverager):
         self._residuals: list[Tensor] = []
         if compression is not None:
             _check_float32(self._params)
-            self._residuals = [torch.zeros(self._numel(one)) for one in self._fragments]
+            self._residuals = [self._zeros(one) for one in self._fragments]
         self._in_flight: dict[int, InFlight] = {}
+
+    @property
+    def _params(self) -> list[Tensor]:
+        """The shards of DTensors, which ``module.to`` replaces, and all other parameters."""
+        return list(map(to_local, self._full_params))
 
     @property
     def bytes_sent(self) -> int:
@@ -205,7 +209,8 @@ class OuterModelAverager(ModelAverager):
         super().load_state_dict(state_dict)
         for own, one in zip(self._anchors, state_dict["anchors"], strict=True):
             own.copy_(one)
-        self._residuals = [one.clone() for one in residuals]
+        every = zip(self._residuals, residuals, strict=True)
+        self._residuals = [torch.empty_like(own).copy_(one) for own, one in every]
         saved = state_dict["in_flight"].items()
         self._in_flight = {int(number): InFlight.from_dict(one) for number, one in saved}
 
@@ -215,11 +220,12 @@ class OuterModelAverager(ModelAverager):
         self.check_has(state_dict, "outer", "anchors", "in_flight")
         check_shapes("anchors", state_dict["anchors"], self._anchors)
         check_shapes("residuals", state_dict.get("residuals", self._residuals), self._residuals)
+        params = self._params
         for number, saved in state_dict["in_flight"].items():
             self.check_has(saved, *InFlight._fields)
             indices = self._fragments[int(number)] if int(number) < len(self._fragments) else []
-            own: list[Tensor] = [self._params[k] for k in indices]
-            means = own if self._compression is None else [torch.empty(self._numel(indices))]
+            own = [params[k] for k in indices]
+            means = own if self._compression is None else [self._zeros(indices)]
             check_shapes(f"means in flight of fragment {number}", saved["mean"], means)
             if saved["sent"]:
                 check_shapes(f"parameters sent of fragment {number}", saved["sent"], own)
@@ -232,9 +238,9 @@ class OuterModelAverager(ModelAverager):
         return [k for k, turn in enumerate(turns) if made > 0 and (made - turn) % self.period == 0]
 
     def _start(self, number: int) -> InFlight:
-        indices = self._fragments[number]
-        changes = [self._anchors[k] - self._params[k] for k in indices]
-        sent = [self._params[k].detach().clone() for k in indices] if self.delay else []
+        indices, params = self._fragments[number], self._params
+        changes = [self._anchors[k] - params[k] for k in indices]
+        sent = [params[k].detach().clone() for k in indices] if self.delay else []
         due = self.step + self.delay
         mark = [self._shards, *(checksum(self._anchors[k]) for k in indices)]
         if self._compression is None:
@@ -259,8 +265,9 @@ class OuterModelAverager(ModelAverager):
             self._anchors[k].grad = mean.view_as(self._anchors[k]).to(self._anchors[k].dtype)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        params = self._params
         for index, k in enumerate(indices):
-            self._merge(self._params[k], self._anchors[k], found.sent[index : index + 1])
+            self._merge(params[k], self._anchors[k], found.sent[index : index + 1])
         # Autograd counts the versions of a DTensor and of its shard separately.
         sharded = [self._full_params[k] for k in indices if is_dtensor(self._full_params[k])]
         torch.autograd.graph.increment_version(sharded)
@@ -274,8 +281,10 @@ class OuterModelAverager(ModelAverager):
         else:
             param.copy_(self.mixing * wide_copy(param) + (1 - self.mixing) * anchor)
 
-    def _numel(self, indices: Sequence[int]) -> int:
-        return sum(self._anchors[k].numel() for k in indices)
+    def _zeros(self, indices: Sequence[int]) -> Tensor:
+        """Return zeros for all elements of a fragment, where its compression needs them."""
+        numel = sum(self._anchors[k].numel() for k in indices)
+        return torch.zeros(numel, dtype=torch.float32, device=self._anchors[indices[0]].device)
 
 
 def wide_copy(param: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.utils.weak import WeakIdKeyDictionary
 
+from functional_optim._torch.distributed import current_graph_task_id, queue_callback
 from functional_optim.engine.calls import disable_compile
 from hooks.averaging.bucket_history import BucketHistory
 from hooks.averaging.parameter_registry import ParameterRegistry
@@ -68,6 +69,8 @@ class PostLocalSGDState:
         self.post_local_gradient_allreduce = post_local_gradient_allreduce
         self.iter = 0
         """Number of backward passes so far; increases with the last bucket of each."""
+        self._backward = -1
+        """The number of the backward pass whose end is watched."""
         self.buckets: BucketHistory[int] = BucketHistory()
         """The buckets in which gradients were averaged, by the ``id`` of parameters."""
         self._is_registered = False
@@ -95,11 +98,24 @@ class PostLocalSGDState:
             self.meet(bucket.parameters())
             self._is_registered = bucket.is_last()
         everywhere = self.iter < self.start_localSGD_iter
+        backward = current_graph_task_id()
         if bucket.is_last():
-            self.iter += 1
-            if self.iter == self.start_localSGD_iter:
-                logger.info("Local SGD begins after %d iterations.", self.iter)
+            self._count_pass()
+        elif backward >= 0 and backward != self._backward:
+            # The first pass of a static graph has no last bucket.
+            queue_callback(partial(self._end_pass, self.iter))
+            self._backward = backward
         return everywhere
+
+    def _end_pass(self, iterations: int) -> None:
+        """Count a backward pass at its end, unless its last bucket was counted."""
+        if self.iter == iterations:
+            self._count_pass()
+
+    def _count_pass(self) -> None:
+        self.iter += 1
+        if self.iter == self.start_localSGD_iter:
+            logger.info("Local SGD begins after %d iterations.", self.iter)
 
     def meet(self, params: Iterable[Tensor]) -> None:
         """Register this state for these parameters, and load the count loaded for them earlier."""

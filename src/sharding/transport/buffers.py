@@ -122,7 +122,7 @@ class ScratchPool:
                 largest = max(range(len(self._free)), key=lambda at: self._free[at].numel())
                 self.allocated_bytes -= self._free.pop(largest).numel()
             self.allocated_bytes += nbytes
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def release(self, buffer: Tensor) -> None:
         """Return a buffer to the pool."""

@@ -201,7 +201,7 @@ def _is_gone(group: dist.ProcessGroup, rank: GroupRank) -> bool:
     if rank == group.rank():
         return False
     try:
-        dist.isend(torch.zeros(1), group=group, group_dst=rank, tag=PROBE)
+        dist.isend(torch.zeros(1, device="cpu"), group=group, group_dst=rank, tag=PROBE)
     except RuntimeError:
         return True
     return False

@@ -80,14 +80,19 @@ def _send_to_joined(zero: RangeStepMixin, gone: Sequence[bool]) -> None:
         for rank in (rank for rank, is_gone in enumerate(gone) if is_gone):
             stream = Stream(zero.process_group, rank, zero.join_device)
             stream.send([_sendable_options(group) for group in zero.param_groups])
+            stream.send(_frozen_with_gradients(zero))
             owned = zero.plan.owned(rank)
             stream.send([_gradient_of_range(zero.params[one.path].grad, one) for one in owned])
     elif gone[zero.rank]:
         stream = Stream(zero.process_group, source, zero.join_device)
         for group, options in zip(zero.param_groups, stream.receive(), strict=True):
             _copy_options(group, options)
+        frozen = stream.receive()
         owned = zero.plan.owned(zero.rank)
         _copy_gradients(zero, owned, stream.receive())
+        for param in map(zero.params.__getitem__, frozen):
+            if param.grad is None:  # owned by another rank; its new value will be gathered
+                param.grad = torch.zeros_like(param)
 
 
 def _log_skipped(*, here: bool) -> None:
@@ -131,6 +136,12 @@ def _copy_options(group: dict[str, Any], options: dict[str, Any]) -> None:
                 kept.copy_(value)
         else:
             group[key] = value
+
+
+def _frozen_with_gradients(zero: RangeStepMixin) -> list[str]:
+    """Return the paths of frozen parameters with a gradient, which are stepped as in torch."""
+    every = zero.params.items()
+    return [path for path, one in every if not one.requires_grad and one.grad is not None]
 
 
 def _copy_gradients(

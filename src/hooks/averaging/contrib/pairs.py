@@ -98,8 +98,8 @@ class RankPairs:
             return list(tensors)
         what = f"swap {number}"
         own = [tensor.detach().to(CPU) for tensor in tensors]
-        digest = torch.tensor(list(digest_of(own, mark)), dtype=torch.uint8)
-        received = torch.empty(DIGEST_BYTES, dtype=torch.uint8)
+        digest = torch.tensor(list(digest_of(own, mark)), dtype=torch.uint8, device=CPU)
+        received = torch.empty(DIGEST_BYTES, dtype=torch.uint8, device=CPU)
         self._swap(what, partner, tag, digest, received)
         if not torch.equal(received, digest):
             raise ValueError(
