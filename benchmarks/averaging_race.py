@@ -21,7 +21,7 @@ from benchmarks.workloads import Size
 from hooks import PostLocalSGDOptimizer, PostLocalSGDState, post_localSGD_hook
 from hooks.demo import text
 from hooks.demo.model import mean_loss
-from sharding.transport.ring_channel import SWITCH
+from sharding.transport.shared_slots import SWITCH
 
 Tell = Callable[[str], object]
 

@@ -15,7 +15,7 @@ from benchmarks.sharded_launch import LaunchSettings, run_ranks
 from benchmarks.sharded_models import BROAD, TASKS, Batch, Task, numel
 from benchmarks.workloads import Size
 from hooks import PostLocalSGDOptimizer
-from sharding.transport.ring_channel import SWITCH
+from sharding.transport.shared_slots import SWITCH
 
 Tell = Callable[[str], object]
 Iterate = Callable[[], None]

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 from unittest import mock
 
-from sharding.transport import ring_channel, shared_memory
+from sharding.transport import shared_memory, shared_slots
 
-CHUNK = 256
-"""Bytes in a chunk, so few that tests need many chunks and several rounds of the ring."""
-RING = 4 * CHUNK
+SLOT = 256
+"""Bytes of the smallest slot, so few that tests need larger slots after the first ones."""
 
 
 class Seen:
@@ -23,16 +21,14 @@ class Seen:
 def through_memory() -> Iterator[Seen]:
     """Make new transports use memory for everything; all ranks must open this together."""
     seen = Seen()
-    finish = ring_channel.RingChannel.finish
+    finish = shared_slots.SharedSlots.finish
 
-    def counted(self: ring_channel.RingChannel, *arguments: Any) -> None:
+    def counted(self: shared_slots.SharedSlots, number: int) -> None:
         seen.operations += 1
-        finish(self, *arguments)
+        finish(self, number)
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(shared_memory, "SMALLEST", 1))
-        stack.enter_context(mock.patch.object(ring_channel, "RING", RING))
-        stack.enter_context(mock.patch.object(ring_channel, "LARGEST_CHUNK", CHUNK))
-        stack.enter_context(mock.patch.object(ring_channel, "SMALLEST_CHUNK", CHUNK))
-        stack.enter_context(mock.patch.object(ring_channel.RingChannel, "finish", counted))
+        stack.enter_context(mock.patch.object(shared_slots, "SMALLEST_SLOT", SLOT))
+        stack.enter_context(mock.patch.object(shared_slots.SharedSlots, "finish", counted))
         yield seen

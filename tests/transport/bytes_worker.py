@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from sharding.transport import make_transport, ring_channel
+from sharding.transport import make_transport, shared_slots
 from tests.ranks import Job, run_ranks
 
 from .buffers import CUTS
@@ -39,7 +39,7 @@ def count() -> list[dict[str, Any]]:
 def _counted(group: Any, size: int, memory: str) -> dict[str, int]:
     mine = dist.get_rank() < size
     flat, ranges = torch.ones(NUMEL), CUTS["even"](NUMEL, size)
-    with mock.patch.dict(os.environ, {ring_channel.SWITCH: memory}):
+    with mock.patch.dict(os.environ, {shared_slots.SWITCH: memory}):
         transport = make_transport(group) if mine else None
 
         def exchange() -> None:

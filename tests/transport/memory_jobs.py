@@ -1,7 +1,6 @@
 """Jobs of the ranks with shared memory, and without."""
 
 import os
-import platform
 import signal
 import warnings
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from sharding.transport import atomics, make_transport, ring_channel, segment
+from sharding.transport import make_transport, segment, shared_slots
 from sharding.transport.segment import SharedSegment
 from tests.ddp.through_memory import through_memory
 
@@ -34,34 +33,15 @@ def _exchanged(transport: Any) -> bool:
 
 
 def names() -> list[int]:
-    """Return the number of file names of each rank's shared memory."""
+    """Return the number of file names of this rank's shared memory."""
     with through_memory():
         transport: Any = make_transport()
         assert _exchanged(transport)
-        channels = [kind.channel for kind in (transport._reducing, transport._gathering)]
-        held = [one for made in channels for one in (made._own, *made._others.values())]
-        return [os.fstat(one._descriptor).st_nlink for one in held]
-
-
-def weak_order() -> dict[str, Any]:
-    """Run on a simulated processor that may reorder writes."""
-    with (
-        mock.patch.object(platform, "machine", return_value="aarch64"),
-        through_memory() as seen,
-        warnings.catch_warnings(record=True) as warned,
-    ):
-        warnings.simplefilter("always")
-        atomics._functions.cache_clear()
-        transport: Any = make_transport()
-        right = _exchanged(transport)
-        readers = transport._reducing.channel.readers.values()
-        functions = all(reader._table._functions is not None for reader in readers)
-    atomics._functions.cache_clear()
-    said = [str(one.message) for one in warned]
-    return {"right": right, "operations": seen.operations, "said": said, "functions": functions}
-
-
-NO_COMPILER = "this processor (aarch64) may mix the order (there is no C++ compiler here)"
+        every = [kind.slots for kind in (transport._reducing, transport._gathering)]
+        own = [one for slots in every for one in slots._used.values()]
+        others = [one for slots in every for mapped in slots._mapped.values() for one in mapped]
+        assert len(own) == 2 and len(others) == 2 * (transport.size - 1)
+        return [os.fstat(one.address.descriptor).st_nlink for one in own]
 
 
 def _not_here(*_: Any) -> None:
@@ -74,10 +54,7 @@ def _no_room(*_: Any) -> None:
 
 WITHOUT: dict[str, Callable[[], Any]] = {
     "no room": lambda: mock.patch.object(segment.os, "posix_fallocate", _no_room),
-    "no order": lambda: mock.patch.object(
-        ring_channel, "unsupported_reason", return_value=NO_COMPILER
-    ),
-    "switched off": lambda: mock.patch.dict(os.environ, {ring_channel.SWITCH: "0"}),
+    "switched off": lambda: mock.patch.dict(os.environ, {shared_slots.SWITCH: "0"}),
     "elsewhere": lambda: mock.patch.object(segment, "PROCESSES", Path("/nowhere")),
     "another host": lambda: mock.patch.object(SharedSegment, "attach", _not_here),
 }
@@ -109,7 +86,7 @@ def killed_before_others_know(file: str) -> None:
         Path(file).write_text("\n".join(mapped))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    ring_channel._gather_numbers = killed
+    shared_slots._gather_numbers = killed
     world = dist.group.WORLD
     assert world is not None
-    ring_channel.create_channel(world)
+    shared_slots.can_share(world)

@@ -3,9 +3,9 @@
 Ranks meet at a file store, not over the network, so that they can meet after a rank has died.
 """
 
+import functools
 import json
 import os
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from sharding.transport import TransportError, make_transport
-from tests.ddp.through_memory import RING, through_memory
+from tests.ddp.through_memory import through_memory
 
 from .buffers import CUTS, gradient, same
 
@@ -36,6 +36,17 @@ def meet(where: str, ranks: list[int] | None = None) -> None:
 
 def new_group(timeout: timedelta) -> Any:
     return dist.new_group(list(range(dist.get_world_size())), timeout=timeout)
+
+
+def memory_only(job: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a job whose operations use shared memory."""
+
+    @functools.wraps(job)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with through_memory():
+            return job(*args, **kwargs)
+
+    return run
 
 
 class Launch:
@@ -148,31 +159,34 @@ def _until_it_is_known(group: Any) -> None:
 # --------------------------------------------------------------------------------- through memory
 
 
-def stopped(victim: int, dies: bool) -> dict[str, Any]:
-    """Launch large operations that one rank does not continue; it dies, or it stops."""
-    others = [rank for rank in range(dist.get_world_size()) if rank != victim]
-    goes_on = threading.Event()
-    with through_memory():
-        timeout = LONG if dies else SHORT
-        started = {operation: Launch(operation, timeout, done=1) for operation in OPERATIONS}
-        meet("begun")
-        if dist.get_rank() == victim:
-            for one in started.values():
-                for kind in (one.transport._reducing, one.transport._gathering):
-                    kind.worker.submit(goes_on.wait)
+@memory_only
+def absent_in_memory(never: int) -> dict[str, str]:
+    """Start operations through memory that one rank never joins; return the errors."""
+    started = {operation: Launch(operation, SHORT, done=1) for operation in OPERATIONS}
+    meet("begun")
+    seen: dict[str, str] = {}
+    if dist.get_rank() != never:
         works = {operation: one.launch() for operation, one in started.items()}
-        meet("launched")
-        if dist.get_rank() == victim:
-            if dies:
-                os._exit(0)
-            meet("looked")
-            for work in works.values():
-                assert work._job.cancel()
-            goes_on.set()
-            return {}
-        seen = {operation: one.error(works[operation].wait) for operation, one in started.items()}
-    meet("looked", others if dies else None)
+        meet("launched", [rank for rank in range(dist.get_world_size()) if rank != never])
+        seen = {key: one.error(works[key].wait)["error"] for key, one in started.items()}
+    meet("looked")
     return seen
+
+
+@memory_only
+def died_in_memory(victim: int, folder: str) -> None:
+    """Kill one rank before operations through memory; all other ranks write their errors."""
+    started = {operation: Launch(operation, LONG, done=1) for operation in OPERATIONS}
+    meet("begun")
+    rank = dist.get_rank()
+    if rank == victim:
+        os._exit(0)
+    seen = {}
+    for operation, one in started.items():
+        meet(operation, [other for other in range(dist.get_world_size()) if other != victim])
+        seen[operation] = one.error(lambda one=one: one.launch().wait())["error"]
+    Path(folder, str(rank)).write_text(json.dumps(seen))
+    os._exit(0)
 
 
 def never_came(never: int) -> dict[str, str]:
@@ -190,26 +204,42 @@ def never_came(never: int) -> dict[str, str]:
     return seen
 
 
-def ends_early() -> bool:
-    """End a rank after its last operation; other ranks must still get the data that it sent."""
+@memory_only
+def ends_early(last: int) -> list[bool]:
+    """End one rank after its operations, while the other ranks have not read what it sent.
+
+    Twice: with slots that the other ranks know, and with slots that are new to them.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
-    with through_memory():
-        transport: Any = make_transport(new_group(LONG))
-        n = RING // 4  # number of elements of rank 0, which fit into the ring
-        flat, ranges = gradient(rank, n, torch.float32), [(0, n)] + [(n, n)] * (size - 1)
-        transport.all_gather(flat.clone(), ranges).wait()
-        meet("begun")
-        slow = transport._gathering
-        if rank:
-            slow.worker.submit(_wait_until, lambda: not slow.channel._others[0].has_owner)
-        work = transport.all_gather(flat, ranges)
-        meet("launched")
-        if rank == 0:
+    started = [
+        (Launch("all_gather", LONG, done=8), True),
+        (Launch("all_gather", LONG, done=1), False),
+    ]
+    meet("begun")
+    store = dist.distributed_c10d._get_default_store()
+    works = [(one.launch(), is_known) for one, is_known in started]
+    meet("launched")
+    if rank == last:
+        store.set("process", str(os.getpid()))
+        for work, _ in works:
             work.wait()
-            os._exit(0)
+        os._exit(0)
+    process = Path("/proc", store.get("process").decode())
+    for work, is_known in works:
+        if is_known:  # with a new slot, the last rank waits until the others have it
+            continue
         work.wait()
-    meet("taken", list(range(1, size)))
-    return same(flat, gradient(0, n, torch.float32))
+    # The last rank is a zombie until its parent looks.
+    _wait_until(lambda: not process.exists() or " (zombie)" in (process / "status").read_text())
+    for work, _ in works:
+        work.wait()
+    others = [other for other in range(size) if other != last]
+    meet("taken", others)
+    return [
+        same(one.flat[start:stop], gradient(other, N, torch.float32)[start:stop])
+        for one, _ in started
+        for other, (start, stop) in enumerate(one.ranges)
+    ]
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
@@ -218,15 +248,15 @@ def _wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@memory_only
 def out_of_step() -> str:
     """Run a gather on ranks whose ranges differ, and return the error."""
     rank = dist.get_rank()
-    with through_memory():
-        transport = make_transport()
-        flat = torch.zeros(100)
-        cut = 40 + rank
-        try:
-            transport.all_gather(flat, [(0, cut), (cut, 100)]).wait()
-        except TransportError as error:
-            return str(error)
+    transport = make_transport()
+    flat = torch.zeros(100)
+    cut = 40 + rank
+    try:
+        transport.all_gather(flat, [(0, cut), (cut, 100)]).wait()
+    except TransportError as error:
+        return str(error)
     return ""

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import sockets
-from sharding.transport import ring_channel
+from sharding.transport import shared_slots
 from tests.ddp import models, twins
 
 from .sides import TORCH, Overlapped, every, make_hook, raised, zero_class
@@ -273,7 +273,7 @@ def sent_bytes(kind: str, policy: str = "greedy", memory: bool = False) -> dict[
         policy: the policy of our class.
         memory: True if our class exchanges data through shared memory, as by default.
     """
-    with mock.patch.dict(os.environ, {ring_channel.SWITCH: str(int(memory))}):
+    with mock.patch.dict(os.environ, {shared_slots.SWITCH: str(int(memory))}):
         return _sent_bytes(kind, policy)
 
 
@@ -304,7 +304,7 @@ def _sent_bytes(kind: str, policy: str) -> dict[str, Any]:
     return {"sent": sockets.since(before) / COUNTED, "numel": numel}
 
 
-@mock.patch.dict(os.environ, {ring_channel.SWITCH: "0"})
+@mock.patch.dict(os.environ, {shared_slots.SWITCH: "0"})
 def broadcasts(kind: str) -> int:
     """Count the broadcasts of 12 parameters in one bucket in an iteration without shared memory."""
     torch.manual_seed(0)

@@ -29,11 +29,11 @@ from sharding.transport.messages import (
     MessageTags,
     PartMessage,
     launch_broadcast,
-    launch_message,
+    launch_messages,
     wait_messages,
 )
 from sharding.transport.ordered_sum import add_in_rank_order
-from sharding.transport.protocol import Range, TransportError, Work
+from sharding.transport.protocol import Range, Work
 from sharding.transport.work import PendingWork, StreamEvent
 
 REST = 0.1
@@ -124,11 +124,15 @@ class GlooTransport:
         moves = []
         for step in range(1, self.size):  # so that no rank is the first target of all others
             source, target = (self.rank - step) % self.size, (self.rank + step) % self.size
-            moves.append((Direction.FROM, source, targets[source]))
-            moves.append((Direction.TO, target, real[slice(*cuts[target])]))
-        per_element = 2 if flat.is_complex() else 1
+            part = real[slice(*cuts[target])]
+            moves.append((Direction.FROM, source, targets[source], _length(ranges[self.rank])))
+            moves.append((Direction.TO, target, part, _length(ranges[target])))
+            self._count(part, 1)
         operation = f"reduce_scatter {number}"
-        messages = self._launch_messages(operation, moves, per_element, tag)
+        messages, error = launch_messages(operation, self.group, moves, tag)
+        if error is not None:
+            self._failed.append(messages)
+            raise error
 
         def finish() -> None:
             wait_messages(operation, self.group, messages)
@@ -139,37 +143,6 @@ class GlooTransport:
         work = PendingWork(finish)
         self._reducing.append(work)
         return work
-
-    def _launch_messages(
-        self,
-        operation: str,
-        moves: Sequence[tuple[Direction, int, Tensor]],
-        per_element: int,
-        tag: int,
-    ) -> list[PartMessage]:
-        """Launch all messages, also after one fails, because other ranks wait for theirs.
-
-        Raises:
-            TransportError: another rank is known to be dead. The other messages are launched.
-        """
-        messages: list[PartMessage] = []
-        first: TransportError | None = None
-        for direction, rank, part in moves:
-            if not part.numel():
-                continue
-            count = part.numel() // per_element
-            try:
-                messages.append(
-                    launch_message(operation, self.group, direction, rank, part, count, tag)
-                )
-            except TransportError as error:
-                first = first or error
-            else:
-                self._count(part, 1 if direction is Direction.TO else 0)
-        if first is not None:
-            self._failed.append(messages)
-            raise first
-        return messages
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
         """Gather ranges: see :meth:`sharding.transport.Transport.all_gather`."""
@@ -200,3 +173,7 @@ class GlooTransport:
 
     def _count(self, part: Tensor, times: int) -> None:
         self.bytes_sent += times * part.numel() * part.element_size()
+
+
+def _length(cut: Range) -> int:
+    return cut[1] - cut[0]

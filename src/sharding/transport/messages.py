@@ -97,6 +97,32 @@ def launch_message(
     return message._replace(work=work)
 
 
+def launch_messages(
+    operation: str,
+    group: dist.ProcessGroup,
+    moves: Sequence[tuple[Direction, int, Tensor, int]],
+    tag: int,
+) -> tuple[list[PartMessage], TransportError | None]:
+    """Launch all messages of an operation, also after one fails: other ranks wait for theirs.
+
+    Args:
+        operation, group, tag: as for :func:`launch_message`.
+        moves: the direction, the other rank, the part and its elements; empty parts are left out.
+
+    Returns:
+        The launched messages, and the first error: another rank is known to be dead.
+    """
+    messages: list[PartMessage] = []
+    first: TransportError | None = None
+    for direction, rank, part, count in moves:
+        if part.numel():
+            try:
+                messages.append(launch_message(operation, group, direction, rank, part, count, tag))
+            except TransportError as error:
+                first = first or error
+    return messages, first
+
+
 def launch_broadcast(
     operation: str, group: dist.ProcessGroup, rank: int, part: Tensor, elements: int
 ) -> PartMessage:

@@ -32,27 +32,19 @@ NOWHERE = Address(0, 0, 0)
 class SharedSegment:
     """Segment of shared memory, zero at first: :meth:`create` or :meth:`attach` one.
 
-    The owner holds a file lock while it lives, so that others can check if it is alive. The memory
-    is freed when the last process closes it or ends.
+    The memory is freed when the last process closes it or ends.
 
     Args:
-        descriptor: an open file for the lock only, which the segment closes. The memory is mapped
-            through a second open file: a forked child keeps the memory, but must not keep the lock.
+        descriptor: the open file, which the segment closes.
         nbytes: size of the segment.
         address: by which other processes open it.
     """
 
     def __init__(self, descriptor: int, nbytes: int, address: Address) -> None:
         self.address = address
-        self._descriptor = descriptor
         self.close = weakref.finalize(self, os.close, descriptor)
-        _SEGMENTS.add(self)
         try:
-            file = os.open(_open_file(os.getpid(), descriptor), os.O_RDWR | os.O_CLOEXEC)
-            try:
-                self.memory = mmap.mmap(file, nbytes)
-            finally:
-                os.close(file)
+            self.memory = mmap.mmap(descriptor, nbytes)
         except (OSError, ValueError) as error:
             self.close()
             raise OSError(f"cannot map {nbytes} bytes of shared memory: {error}") from error
@@ -70,7 +62,6 @@ class SharedSegment:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         descriptor = os.memfd_create(_file_name(token), flags)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(descriptor, 0, nbytes)
             # If a process shrank the file, writes of other processes would end them by a signal.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -92,28 +83,6 @@ class SharedSegment:
             os.close(descriptor)
             raise
         return cls(descriptor, nbytes, address)
-
-    @property
-    def has_owner(self) -> bool:
-        """Return True if the process that created the segment is alive."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        return False
-
-
-_SEGMENTS: weakref.WeakSet[SharedSegment] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    """Close the locks in a forked child, which would otherwise keep them after the owner dies."""
-    for segment in list(_SEGMENTS):
-        segment.close()
-
-
-os.register_at_fork(after_in_child=_close_all)
 
 
 def _file_name(token: int) -> str:

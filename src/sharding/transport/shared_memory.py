@@ -1,17 +1,16 @@
 """Transport between ranks of one host, through shared memory instead of the network.
 
-Over gloo, a byte is copied to the kernel, copied again by the receiving rank, and then added. Here,
-a byte is copied once, to a chunk that fits the processor's cache, and added from there. Small
-operations use gloo. Each part of a large operation is announced by a gloo message, so that a rank
-sleeps until the other ranks come, and gets gloo's error if one of them dies.
+Over gloo, a byte is copied to the kernel, and copied again by the receiving rank. Here, a rank
+copies its parts to memory that all ranks share, and announces them by short gloo messages. The
+other ranks read the parts there. So a rank sleeps until the other ranks come, and gets gloo's error
+if one of them dies. Small operations use gloo.
 """
 
-import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, prepare_average
@@ -20,52 +19,58 @@ from sharding.transport.messages import (
     Direction,
     MessageTags,
     PartMessage,
-    launch_message,
+    launch_messages,
     wait_messages,
 )
-from sharding.transport.protocol import Range, TransportError, Work
-from sharding.transport.ring_channel import RingChannel, create_channel
-from sharding.transport.ring_reads import RingReads, add_chunks, copy_chunk
+from sharding.transport.ordered_sum import add_in_rank_order
+from sharding.transport.protocol import Range, Work
+from sharding.transport.shared_slots import SharedSlots, can_share, has_new
 from sharding.transport.work import PendingWork
 
 SMALLEST = 1 << 16
 """Bytes of the smallest operation that uses shared memory."""
 
+_Parts = Mapping[int, Tensor]
+"""Parts of a buffer, as bytes, by the rank that gets or sends each."""
 
-class _OperationQueue:
-    """Operations of one kind: their tags, their channel, and the thread that runs them in order."""
 
-    def __init__(self, tags: MessageTags) -> None:
+class _Queue:
+    """Operations of one kind: their tags, their memory, and those that are not finished.
+
+    Args:
+        tags: of announcements.
+        answers: tags of the answers to announcements.
+    """
+
+    def __init__(self, tags: MessageTags, answers: MessageTags) -> None:
         self.tags = tags
-        self.channel: RingChannel | None = None
+        self.answers = answers
+        self.slots: SharedSlots | None = None
         self.has_asked = False
-        """True if the ranks have already tried to create the channel."""
-        self.lock = threading.Lock()
-        self.worker = ThreadPoolExecutor(1, "transport")
-
-
-_Notice = tuple[Direction, int, int]
-"""Announcement in an operation: its direction, the other rank, and the number of elements."""
+        """True if the ranks have already tried to share memory."""
+        self.pending: deque[PendingWork] = deque()
 
 
 class SharedMemoryTransport:
     """Transport through shared memory of one host; see :class:`~sharding.transport.Transport`.
 
     In the first large operation of each kind, all ranks check together if they can share memory:
-    if they are on one host, with 8 MiB of memory for each rank, and if no rank has the environment
-    variable ``FUNCTIONAL_OPTIM_SHARED_MEMORY=0``. If they cannot, all operations use gloo, and give
-    the same bits. The memory has no name in the file system, so nothing is left behind, and
-    ``/dev/shm`` is not used.
+    if they are on one host, and if no rank has the environment variable
+    ``FUNCTIONAL_OPTIM_SHARED_MEMORY=0``. If they cannot, all operations use gloo, and give the same
+    bits. The memory has no name in the file system, so nothing is left behind, and ``/dev/shm`` is
+    not used.
 
-    Two threads of the transport compute sums and copies, one for each kind of operation, in the
-    order of launches. ``bytes_sent`` includes the bytes that are sent over gloo.
+    For each pending operation, a rank has a copy of the parts that it sends. The memory is reused.
+    The thread that calls ``wait()`` computes the sum. ``bytes_sent`` includes the bytes that are
+    sent over gloo.
 
     Args:
         gloo: for small operations, and for all operations if memory cannot be shared.
+        in_flight: the largest number of pending operations of one kind. One more first waits for
+            the oldest.
 
     Example::
 
-        >>> import torch
         >>> import torch.distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> transport = SharedMemoryTransport(GlooTransport(dist.group.WORLD))
@@ -78,16 +83,17 @@ class SharedMemoryTransport:
 
     rank_ordered = True
 
-    def __init__(self, gloo: GlooTransport) -> None:
-        self.group = gloo.group
+    def __init__(self, gloo: GlooTransport, *, in_flight: int = 4) -> None:
+        self.group: dist.ProcessGroup = gloo.group
         self.rank = gloo.rank
         self.size = gloo.size
-        self._gloo = gloo
-        # Each rank begins with a different one, so that no rank gets all messages first.
-        self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
-        self._sent = 0
-        self._reducing = _OperationQueue(gloo.reduce_tags)
-        self._gathering = _OperationQueue(MessageTags(gloo.group))
+        self._gloo, self._in_flight, self._sent = gloo, in_flight, 0
+        self._failed: list[list[PartMessage]] = []
+        """Messages of failed launches, kept because gloo still writes to their memory."""
+        self._reducing, self._gathering = (
+            _Queue(tags, MessageTags(self.group))
+            for tags in (gloo.reduce_tags, MessageTags(self.group))
+        )
 
     @property
     def bytes_sent(self) -> int:
@@ -99,104 +105,114 @@ class SharedMemoryTransport:
     ) -> Work:
         """Sum in rank order: see :meth:`sharding.transport.Transport.reduce_scatter`."""
         check_buffer(flat, ranges, self.size)
-        real, cuts = as_real(flat, ranges)
-        channel = self._channel(self._reducing, real, cuts)
-        if channel is None:
+        slots = self._slots(self._reducing, flat, ranges)
+        if slots is None:
             return self._gloo.reduce_scatter(flat, ranges, average=average)
         divisor = prepare_average(flat, ranges) if average else 1
+        real, cuts = as_real(flat, ranges)
+        raw, spans = as_bytes(flat, ranges)
         own = real[slice(*cuts[self.rank])]
-        parts = [(rank, real[slice(*cuts[rank])]) for rank in self._others]
-        each = channel.chunk // real.element_size()
-        last = channel.send(
-            [
-                (part[at : at + each], (rank,))
-                for at in range(0, max(part.numel() for _, part in parts), each)
-                for rank, part in parts
-                if at < part.numel()
-            ],
-            divisor,
-        )
-        self._sent += sum(part.numel() for _, part in parts) * real.element_size()
-        notices = [(Direction.TO, rank, _length(ranges[rank])) for rank in self._others]
-        notices += [(Direction.FROM, rank, _length(ranges[self.rank])) for rank in self._others]
-        add = partial(add_chunks, self.rank, divisor)
-        lane = (list(channel.readers), _chunks(own, channel.chunk), add)
-        reads = RingReads(channel.readers, [lane], last)
-        return self._launch("reduce_scatter", self._reducing, channel, notices, reads)
+        parts = {rank: raw[slice(*span)] for rank, span in enumerate(spans) if rank != self.rank}
+        wanted = dict.fromkeys(parts, spans[self.rank][1] - spans[self.rank][0])
+
+        def add(received: _Parts) -> None:
+            if not received:
+                return
+            terms = [received[rank].view(own.dtype) for rank in sorted(received)]
+            add_in_rank_order(own, self.rank, terms, divisor)
+
+        return self._launch("reduce_scatter", self._reducing, slots, parts, wanted, add)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
         """Gather ranges: see :meth:`sharding.transport.Transport.all_gather`."""
         check_buffer(flat, ranges, self.size)
-        raw, cuts = as_bytes(flat, ranges)
-        channel = self._channel(self._gathering, raw, cuts)
-        if channel is None:
+        slots = self._slots(self._gathering, flat, ranges)
+        if slots is None:
             return self._gloo.all_gather(flat, ranges)
-        own, others = raw[slice(*cuts[self.rank])], self._others
-        last = channel.send([(chunk, others) for chunk in _chunks(own, channel.chunk)], 1)
-        self._sent += own.numel() * len(others)
-        notices = [(Direction.TO, rank, _length(ranges[self.rank])) for rank in others]
-        notices += [(Direction.FROM, rank, _length(ranges[rank])) for rank in others]
-        lanes = [
-            ([rank], _chunks(raw[slice(*cuts[rank])], channel.chunk), copy_chunk) for rank in others
-        ]
-        reads = RingReads(channel.readers, lanes, last)
-        return self._launch("all_gather", self._gathering, channel, notices, reads)
+        raw, spans = as_bytes(flat, ranges)
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        parts = dict.fromkeys(others, raw[slice(*spans[self.rank])])
+        targets = {rank: raw[slice(*spans[rank])] for rank in others}
 
-    def _channel(
-        self, queue: _OperationQueue, flat: Tensor, cuts: Sequence[Range]
-    ) -> RingChannel | None:
-        """Return the channel for an operation, or None if it uses gloo; the same on all ranks."""
-        if self.size == 1 or sum(map(_length, cuts)) * flat.element_size() < SMALLEST:
+        def copy(received: _Parts) -> None:
+            for rank, part in received.items():
+                targets[rank].copy_(part)
+
+        wanted = {rank: target.numel() for rank, target in targets.items()}
+        return self._launch("all_gather", self._gathering, slots, parts, wanted, copy)
+
+    def _slots(self, queue: _Queue, flat: Tensor, ranges: Sequence[Range]) -> SharedSlots | None:
+        """Return the memory for an operation, or None if it uses gloo; the same on all ranks."""
+        elements = sum(stop - start for start, stop in ranges)
+        if self.size == 1 or elements * flat.element_size() < SMALLEST:
             return None
-        with queue.lock:
-            if not queue.has_asked:
-                queue.channel = create_channel(self.group)
-                queue.has_asked = True
-            return queue.channel
+        if not queue.has_asked:
+            queue.slots = SharedSlots(self.group) if can_share(self.group) else None
+            queue.has_asked = True
+        return queue.slots
 
     def _launch(
         self,
         name: str,
-        queue: _OperationQueue,
-        channel: RingChannel,
-        notices: Sequence[_Notice],
-        reads: RingReads,
+        queue: _Queue,
+        slots: SharedSlots,
+        parts: _Parts,
+        wanted: Mapping[int, int],
+        take: Callable[[_Parts], None],
     ) -> Work:
+        """Launch an operation.
+
+        Args:
+            name, queue: of its kind.
+            slots: the memory of the kind.
+            parts: for every other rank, the part that it gets, which may be empty.
+            wanted: for every other rank, the number of bytes that this rank gets.
+            take: processes the parts that this rank gets; it may overwrite them.
+        """
+        while queue.pending and (queue.pending[0].done or len(queue.pending) >= self._in_flight):
+            queue.pending.popleft().wait()
         number, tag = queue.tags.next()
-        operation = f"{name} {number}"
-        channel.push()
-        messages, words = [], []
-        for direction, rank, elements in notices:
-            if elements:
-                word = torch.tensor([elements if direction is Direction.TO else -1], device="cpu")
-                words.append(word)
-                messages.append(
-                    launch_message(operation, self.group, direction, rank, word, elements, tag)
-                )
+        operation, answer_tag = f"{name} {number}", queue.answers.next()[1]
+        made = slots.write(parts)
+        self._sent += sum(part.numel() for part in parts.values())
+        received = {rank: torch.zeros_like(word) for rank, word in made.words.items()}
+        moves = []
+        for rank in (*range(self.rank + 1, self.size), *range(self.rank)):
+            # Each rank begins with another one, so that no rank gets all messages first.
+            moves.append((Direction.TO, rank, made.words[rank], parts[rank].numel()))
+            moves.append((Direction.FROM, rank, received[rank], wanted[rank]))
+        messages, error = launch_messages(operation, self.group, moves, tag)
+        if error is not None:
+            self._failed.append(messages)
+            raise error
 
-        def run() -> None:
+        def finish() -> None:
             wait_messages(operation, self.group, messages)
-            _check_words(operation, messages, words)
-            channel.finish(operation, reads, messages)
+            found = {}
+            for rank, word in received.items():
+                found[rank] = slots.read(operation, made.number, rank, word, wanted[rank])
+            answers = self._answer(operation, made.is_new, received, answer_tag)
+            take({rank: part for rank, part in found.items() if wanted[rank]})
+            slots.finish(made.number)
+            wait_messages(operation, self.group, answers)
 
-        return PendingWork(queue.worker.submit(run).result)
+        work = PendingWork(finish)
+        queue.pending.append(work)
+        return work
 
+    def _answer(
+        self, operation: str, is_new: bool, received: Mapping[int, Tensor], tag: int
+    ) -> list[PartMessage]:
+        """Tell every rank with a new slot that this rank has it, and expect the same for its own.
 
-def _chunks(part: Tensor, nbytes: int) -> Sequence[Tensor]:
-    """Return the chunks of a part; an empty part has none."""
-    return part.split(nbytes // part.element_size()) if part.numel() else ()
-
-
-def _length(cut: Range) -> int:
-    return cut[1] - cut[0]
-
-
-def _check_words(operation: str, messages: Sequence[PartMessage], words: Sequence[Tensor]) -> None:
-    """Check that the other ranks announce the expected numbers of elements."""
-    for one, word in zip(messages, words, strict=True):
-        if word.item() != one.elements:
-            raise TransportError(
-                f"{operation}: group rank {one.peer} sends {word.item()} elements, where "
-                f"{one.elements} are expected; all ranks must launch the same operations, in "
-                "the same order"
-            )
+        A rank may end after an operation. The other ranks could not open its slot then.
+        """
+        word = torch.zeros(1, dtype=torch.uint8, device="cpu")
+        moves = [(Direction.TO, rank, word, 1) for rank, one in received.items() if has_new(one)]
+        if is_new:
+            moves += [(Direction.FROM, rank, torch.empty_like(word), 1) for rank in received]
+        messages, error = launch_messages(operation, self.group, moves, tag)
+        if error is not None:
+            self._failed.append(messages)
+            raise error
+        return messages

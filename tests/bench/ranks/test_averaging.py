@@ -9,7 +9,7 @@ import torch.distributed as dist
 from benchmarks import averaging as who
 from benchmarks import averaging_race, averaging_sent, sockets
 from benchmarks.sharded_models import BROAD, DEMO, TASKS
-from sharding.transport.ring_channel import SWITCH
+from sharding.transport.shared_slots import SWITCH
 from tests.choices import case
 from tests.ranks import Job, run_ranks
 
