@@ -27,7 +27,6 @@ from sharding.transport.buffers import (
 from sharding.transport.messages import (
     Direction,
     MessageTags,
-    PartMessage,
     launch_broadcast,
     launch_messages,
     wait_messages,
@@ -96,8 +95,6 @@ class GlooTransport:
         _wait_at_exit()
         self._reducing: deque[PendingWork] = deque()
         self._gathering: deque[PendingWork] = deque()
-        self._failed: list[list[PartMessage]] = []
-        """Messages of failed launches, kept because gloo still writes to their memory."""
         self.reduce_tags = MessageTags(group)
         self._gathers = itertools.count()
 
@@ -129,10 +126,7 @@ class GlooTransport:
             moves.append((Direction.TO, target, part, _length(ranges[target])))
             self._count(part, 1)
         operation = f"reduce_scatter {number}"
-        messages, error = launch_messages(operation, self.group, moves, tag)
-        if error is not None:
-            self._failed.append(messages)
-            raise error
+        messages = launch_messages(operation, self.group, moves, tag)
 
         def finish() -> None:
             wait_messages(operation, self.group, messages)

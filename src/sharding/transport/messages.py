@@ -31,6 +31,10 @@ _CHANNELS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 """Number of message sequences made on each group."""
 
 
+_FAILED: list[list["PartMessage"]] = []
+"""Messages of failed launches, kept because gloo still writes to their memory."""
+
+
 class MessageTags:
     """Tags for the messages of a sequence of operations on a group.
 
@@ -102,15 +106,15 @@ def launch_messages(
     group: dist.ProcessGroup,
     moves: Sequence[tuple[Direction, int, Tensor, int]],
     tag: int,
-) -> tuple[list[PartMessage], TransportError | None]:
+) -> list[PartMessage]:
     """Launch all messages of an operation, also after one fails: other ranks wait for theirs.
 
     Args:
         operation, group, tag: as for :func:`launch_message`.
         moves: the direction, the other rank, the part and its elements; empty parts are left out.
 
-    Returns:
-        The launched messages, and the first error: another rank is known to be dead.
+    Raises:
+        TransportError: another rank is known to be dead. The other messages are launched.
     """
     messages: list[PartMessage] = []
     first: TransportError | None = None
@@ -120,7 +124,10 @@ def launch_messages(
                 messages.append(launch_message(operation, group, direction, rank, part, count, tag))
             except TransportError as error:
                 first = first or error
-    return messages, first
+    if first is not None:
+        _FAILED.append(messages)
+        raise first
+    return messages
 
 
 def launch_broadcast(

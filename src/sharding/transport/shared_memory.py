@@ -24,7 +24,7 @@ from sharding.transport.messages import (
 )
 from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, Work
-from sharding.transport.shared_slots import SharedSlots, can_share, has_new
+from sharding.transport.shared_slots import SharedSlots, can_share
 from sharding.transport.work import PendingWork
 
 SMALLEST = 1 << 16
@@ -88,8 +88,6 @@ class SharedMemoryTransport:
         self.rank = gloo.rank
         self.size = gloo.size
         self._gloo, self._in_flight, self._sent = gloo, in_flight, 0
-        self._failed: list[list[PartMessage]] = []
-        """Messages of failed launches, kept because gloo still writes to their memory."""
         self._reducing, self._gathering = (
             _Queue(tags, MessageTags(self.group))
             for tags in (gloo.reduce_tags, MessageTags(self.group))
@@ -181,10 +179,7 @@ class SharedMemoryTransport:
             # Each rank begins with another one, so that no rank gets all messages first.
             moves.append((Direction.TO, rank, made.words[rank], parts[rank].numel()))
             moves.append((Direction.FROM, rank, received[rank], wanted[rank]))
-        messages, error = launch_messages(operation, self.group, moves, tag)
-        if error is not None:
-            self._failed.append(messages)
-            raise error
+        messages = launch_messages(operation, self.group, moves, tag)
 
         def finish() -> None:
             wait_messages(operation, self.group, messages)
@@ -208,11 +203,7 @@ class SharedMemoryTransport:
         A rank may end after an operation. The other ranks could not open its slot then.
         """
         word = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        moves = [(Direction.TO, rank, word, 1) for rank, one in received.items() if has_new(one)]
+        moves = [(Direction.TO, rank, word, 1) for rank, one in received.items() if one[0]]
         if is_new:
             moves += [(Direction.FROM, rank, torch.empty_like(word), 1) for rank in received]
-        messages, error = launch_messages(operation, self.group, moves, tag)
-        if error is not None:
-            self._failed.append(messages)
-            raise error
-        return messages
+        return launch_messages(operation, self.group, moves, tag)

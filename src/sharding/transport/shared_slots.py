@@ -34,14 +34,9 @@ class Written(NamedTuple):
     number: int
     """Of the operation."""
     words: dict[int, Tensor]
-    """The announcement to each rank."""
+    """The announcement to each rank. It begins with 1 if the slot is new."""
     is_new: bool
     """True if the other ranks have not seen the slot before."""
-
-
-def has_new(word: Tensor) -> bool:
-    """Return True if an announcement is of a slot that this rank has not seen before."""
-    return bool(word[0])
 
 
 class SharedSlots:
