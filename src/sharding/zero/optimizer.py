@@ -160,7 +160,6 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
             optimizer_class, self.param_groups, self._owned_params(), defaults
         )
         self._collected = None
-        self._waits = []
         self.register_state_dict_post_hook(write_states, prepend=True)
         self._built = True
 
