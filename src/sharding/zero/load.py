@@ -38,7 +38,7 @@ def load(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> None:
     groups = _loaded_groups(zero, saved)
     steps = zero.optim if isinstance(zero.optim, ShardOptimizer) else None
     if steps is not None:
-        steps.owned.recipes.chains.check_shared(state_dict["param_groups"])
+        steps.owned.chains.check_shared(state_dict["param_groups"])
     states = _states_by_path(zero, state_dict)
     check_own_parts(zero, states)
     if steps is None:
@@ -60,7 +60,7 @@ def _shared_scalars_loaded(
 
     ``trained`` are the paths of parameters that have a state in the state dict.
     """
-    before = steps.owned.recipes.chains.shared_entries()
+    before = steps.owned.chains.shared_entries()
     steps.load_shared(groups)
     try:
         yield
@@ -89,11 +89,10 @@ def _loaded_groups(
     if zero.shards is None:
         pairs = zip(options, own, strict=True)
         return [{**group, **missing_flags(one, group), **one} for one, group in pairs]
-    recipes = zero.shards.recipes
-    loaded = zip(own, recipes.whole.loaded_groups(options, own), strict=True)
+    chains, recipe = zero.shards.chains, zero.shards.chains.recipe
+    loaded = zip(chains.parts, own, recipe.loaded_groups(options, own), strict=True)
     return [
-        recipes.whole.loaded_group(recipes.of(number).optimizer.stages, {**group, **one})
-        for number, (group, one) in enumerate(loaded)
+        recipe.loaded_group(part.optimizer.stages, {**group, **one}) for part, group, one in loaded
     ]
 
 

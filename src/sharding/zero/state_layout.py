@@ -74,7 +74,7 @@ class StateLayouts:
         """Return the layout of the state of a parameter of a group, whichever rank owns it."""
         kind = (number, param.shape, param.dtype, param.device)
         if kind not in self._known:
-            chain = self._shards.recipes.readers[number].chain(self._groups[number])
+            chain = self._shards.chains.reader(number).chain(self._groups[number])
             self._known[kind] = _layout(chain, param)
         return self._known[kind]
 
