@@ -19,9 +19,7 @@ STEP_GREEDY_FUSED = "step, greedy, fused"
 STEP_ELEMENTS = "step, elements"
 STEP_ELEMENTS_FUSED = "step, elements, fused"
 HOOK_ELEMENTS = "zero_step_hook, elements"
-HOOK_ELEMENTS_FORWARD = "zero_step_hook, elements, into forward"
 HOOK_SLICED = "zero_step_hook, sliced"
-HOOK_SLICED_FORWARD = "zero_step_hook, sliced, into forward"
 HOOK_GREEDY = "zero_step_hook, greedy"
 WITH_HOOK = "hook_with_zero_step, elements"
 OURS = (
@@ -31,9 +29,7 @@ OURS = (
     STEP_ELEMENTS,
     STEP_ELEMENTS_FUSED,
     HOOK_ELEMENTS,
-    HOOK_ELEMENTS_FORWARD,
     HOOK_SLICED,
-    HOOK_SLICED_FORWARD,
     HOOK_GREEDY,
     WITH_HOOK,
 )
@@ -54,8 +50,8 @@ ANCHORS = (UNIT, DDP_FUSED, TORCH_BEST)
 HEATS: dict[str, tuple[str, ...]] = {
     "others": (TORCH_ZERO, FSDP, STEP_DEFAULT),
     "steps": (STEP_GREEDY, STEP_GREEDY_FUSED, STEP_ELEMENTS, STEP_ELEMENTS_FUSED),
-    "hooks": (HOOK_SLICED, HOOK_SLICED_FORWARD, WITH_HOOK),
-    "hooks, other plans": (HOOK_ELEMENTS, HOOK_ELEMENTS_FORWARD, HOOK_GREEDY),
+    "hooks": (HOOK_SLICED, WITH_HOOK),
+    "hooks, other plans": (HOOK_ELEMENTS, HOOK_GREEDY),
 }
 """Other contestants of each heat, by its name. Each has its own model, so not all fit at once."""
 
@@ -100,8 +96,7 @@ SUM_TOLERANCE = 1e-4
 movement."""
 
 ITERATIONS: dict[Size, int] = {"full": 2, "quick": 2, "tiny": 1}
-"""Number of iterations in a turn. A contestant that overlaps with the next forward pass gains from
-the second one."""
+"""Number of iterations in a turn."""
 LIMIT_SECONDS: dict[Size, float] = {"full": 150.0, "quick": 100.0, "tiny": 600.0}
 """Time without progress of any rank after which a heat is given up."""
 SAVING_TIMES = 4

@@ -8,7 +8,7 @@ from torch.optim import AdamW
 from benchmarks import sharded as who
 from benchmarks.sharded_models import Task
 from benchmarks.sharded_peers import Builder, Contestant, trained, wrapped
-from hooks import ZeroHook, hook_with_zero_step, zero_step_hook
+from hooks import hook_with_zero_step, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 
 
@@ -36,12 +36,11 @@ def _nothing() -> None:
     """Do nothing, because the hook has stepped already."""
 
 
-def _zero_step_hook(task: Task, policy: str, *, into_forward: bool) -> Contestant:
+def _zero_step_hook(task: Task, policy: str) -> Contestant:
     module = wrapped(task, views=True)
     optimizer = zero(module.parameters(), policy, fused=True, overlap_with_ddp=True)
-    hook: ZeroHook = zero_step_hook(module, optimizer, into_forward=into_forward)
-    module.register_comm_hook(None, hook)
-    return trained(module, task, optimizer, _nothing, hook.wait)
+    module.register_comm_hook(None, zero_step_hook(module, optimizer))
+    return trained(module, task, optimizer, _nothing)
 
 
 def _hook_with_zero_step(task: Task, policy: str) -> Contestant:
@@ -57,10 +56,8 @@ BUILDERS: dict[str, Builder] = {
     who.STEP_GREEDY_FUSED: lambda task: _step(task, "greedy", fused=True),
     who.STEP_ELEMENTS: lambda task: _step(task, "elements"),
     who.STEP_ELEMENTS_FUSED: lambda task: _step(task, "elements", fused=True),
-    who.HOOK_ELEMENTS: lambda task: _zero_step_hook(task, "elements", into_forward=False),
-    who.HOOK_ELEMENTS_FORWARD: lambda task: _zero_step_hook(task, "elements", into_forward=True),
-    who.HOOK_GREEDY: lambda task: _zero_step_hook(task, "greedy", into_forward=False),
-    who.HOOK_SLICED: lambda task: _zero_step_hook(task, "sliced", into_forward=False),
-    who.HOOK_SLICED_FORWARD: lambda task: _zero_step_hook(task, "sliced", into_forward=True),
+    who.HOOK_ELEMENTS: lambda task: _zero_step_hook(task, "elements"),
+    who.HOOK_GREEDY: lambda task: _zero_step_hook(task, "greedy"),
+    who.HOOK_SLICED: lambda task: _zero_step_hook(task, "sliced"),
     who.WITH_HOOK: lambda task: _hook_with_zero_step(task, "elements"),
 }

@@ -14,12 +14,6 @@ from torch.optim import AdamW
 from benchmarks import sharded as who
 from benchmarks.sharded_models import Task
 
-Wait = Callable[[], object]
-
-
-def _nothing() -> None:
-    return None
-
 
 class Contestant(NamedTuple):
     """Contestant: a model, and how it is trained."""
@@ -28,15 +22,13 @@ class Contestant(NamedTuple):
     """One iteration: forward, backward, step."""
     params: Callable[[], Iterator[Tensor]]
     """Yields the whole parameters in the order of the model. The call is collective."""
-    wait: Wait = _nothing
-    """Waits until an iteration and its work in the background have finished."""
 
 
 Builder = Callable[[Task], Contestant]
 
 
 def trained(
-    module: nn.Module, task: Task, optimizer: Any, step: Wait, wait: Wait = _nothing
+    module: nn.Module, task: Task, optimizer: Any, step: Callable[[], object]
 ) -> Contestant:
     """Return a contestant whose parameters are whole on every rank.
 
@@ -45,7 +37,6 @@ def trained(
         task: the model and its data.
         optimizer: the optimizer, which clears the gradients.
         step: called after backward.
-        wait: returns when all work has finished.
     """
     batch = task.batch(dist.get_rank())
 
@@ -54,11 +45,7 @@ def trained(
         task.loss(module, batch).backward()
         step()
 
-    def params() -> Iterator[Tensor]:
-        wait()
-        yield from module.parameters()
-
-    return Contestant(iterate, params, wait)
+    return Contestant(iterate, module.parameters)
 
 
 def wrapped(task: Task, *, views: bool) -> DistributedDataParallel:

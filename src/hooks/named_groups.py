@@ -93,7 +93,6 @@ class NamedGroups(ExplicitGradients):
         numbers = range(len(self.param_groups))
         changes = [self._changes(optimizer, number, positions) for number in numbers]
         self._optimizer = optimizer
-        self._options.clear()
         for number, change in zip(numbers, changes, strict=True):
             group = self.param_groups[number]
             group.update(change)

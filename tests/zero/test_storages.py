@@ -113,7 +113,7 @@ def test_from_any_storage_into_any(saved: dict[str, Saved], source: str) -> None
 
 @pytest.mark.parametrize("storage", ["state int8", "state mixed", "smallest"])
 def test_codes_of_an_earlier_release(storage: str) -> None:
-    """A state dict with codes and their scales is decoded range by range."""
+    """A state dict with codes and their scales is decoded, and each rank takes its ranges."""
     params = twin_of(storage, 3)[0]
     wanted = wanted_of(storage, storage)
     entries = [{"step": torch.tensor(3.0), **state} for _, state in wanted.values()]

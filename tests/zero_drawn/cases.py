@@ -71,9 +71,8 @@ POLICIES: Mapping[str, Callable[[int], Any]] = MappingProxyType(
 CUTTING = ("elements", "sliced", "thin slices", "nodes, cut")
 NODES = ("nodes of one", "nodes of two", "nodes, cut")
 
-HOOKS = ("scatter", "forward", "held", "interleaved")
-"""zero_step_hook, the same hook with gathers that overlap with forward, and torch's two hooks."""
-REDUCING = ("scatter", "forward")
+HOOKS = ("scatter", "held", "interleaved")
+"""zero_step_hook, and torch's two hooks."""
 INNERS = ("ordered", "allreduce", "list", "copy", "at once", "fp16", "bf16")
 """PowerSGD is left out: its result is no mean, so one process alone cannot compute it."""
 DTYPES = MappingProxyType(
@@ -160,7 +159,7 @@ class Case(NamedTuple):
         With more than two ranks, gloo's all-reduce adds in an unknown order. A compressed
         all-reduce rounds. So the results for other numbers cannot be predicted.
         """
-        if self.hook in REDUCING or self.inner == "ordered":
+        if self.hook == "scatter" or self.inner == "ordered":
             return False
         return self.ranks > 2 or self.inner in ("fp16", "bf16")
 
@@ -201,8 +200,8 @@ def refusals(case: Case) -> list[str]:
         "takes parameters of torch.float32": case.optimizer == "int8"
         and any(one.dtype != "float32" for one in stepped),
         "zero must be made with overlap_with_ddp=True to be stepped by a hook": not case.overlap,
-        "whose gradients would reach no rank": case.hook in REDUCING and left,
-        "replicas, and a reduction has one owner for each element": case.hook in REDUCING
+        "whose gradients would reach no rank": case.hook == "scatter" and left,
+        "replicas, and a reduction has one owner for each element": case.hook == "scatter"
         and case.ranks > size,
     }
     return [text for text, refused in reasons.items() if refused]

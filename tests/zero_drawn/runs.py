@@ -19,7 +19,7 @@ from sharding.transport.local_group import LocalGroup
 from tests.ddp import comparison, through_memory, torch_side
 from tests.zero_local.compare import differing, same
 
-from .cases import OPTIMIZERS, POLICIES, REDUCING, Case, of_json
+from .cases import OPTIMIZERS, POLICIES, Case, of_json
 from .model import Model
 from .one_process import Alone, added, grouped, options_of
 
@@ -67,9 +67,8 @@ class Run:
             **made.options,
         )
         state: Any = None
-        if case.hook in REDUCING:
-            forward = case.hook == "forward"
-            self.hook = zero_step_hook(self.ddp, self.zero, into_forward=forward)
+        if case.hook == "scatter":
+            self.hook = zero_step_hook(self.ddp, self.zero)
         else:
             state, inner = self._inner()
             held = case.hook == "held"
@@ -153,13 +152,9 @@ def train(run: Run, alone: Alone) -> dict[str, Any]:
         loss = run.iterate(iteration)
         gradients, losses = alone.gradients(iteration)
         alone.step(gradients, iteration)
-        # The loss shows if parameters were complete when forward read them.
         seen["losses"].append(loss == losses[run.rank])
-        last = iteration == case.iterations - 1
-        if case.hook != "forward" or iteration % 2 or last:
-            run.hook.wait()
-            seen["differences"].append(unequal(module, alone.module))
-        if case.hook not in REDUCING:
+        seen["differences"].append(unequal(module, alone.module))
+        if case.hook != "scatter":
             seen["gradients"].append(wrong_gradients(module, gradients))
         run.ddp.zero_grad()
     seen["digest"] = comparison.digest(module.parameters())

@@ -120,11 +120,11 @@ def variants(name: str) -> list[Case]:
     """Return the case with each hook, and with some policies that cut parameters."""
     base = CASES[name]
     # Inner hooks are compared by .grad, which max_norm has already scaled.
-    kinds = KINDS if name != "max_norm" else ("scatter", "forward")
+    kinds = KINDS if name != "max_norm" else ("scatter",)
     found = [base._replace(kind=kind) for kind in kinds]
     if name not in NOT_CUT:
         found += [
-            base._replace(kind="forward", policy="elements"),
+            base._replace(kind="scatter", policy="elements"),
             base._replace(kind="interleaved", policy=partial(sliced, least=2, align=1, mixed=True)),
         ]
     return found

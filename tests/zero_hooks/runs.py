@@ -69,8 +69,8 @@ INNER_KINDS = {
     "held": hook_with_zero_step,
     "interleaved": hook_with_zero_step_interleaved,
 }
-KINDS = ("scatter", "forward", *INNER_KINDS)
-"""zero_step_hook, the same hook with gathers that overlap with forward, and torch's two hooks."""
+KINDS = ("scatter", *INNER_KINDS)
+"""zero_step_hook, and torch's two hooks."""
 
 
 class Run:
@@ -99,8 +99,7 @@ class Run:
             state, inner = torch_side.INNER[case.inner](self.ddp.process_group)
             self.hook = INNER_KINDS[case.kind](inner, self.ddp, self.zero, **case.hook)
         else:
-            forward = {"into_forward": True} if case.kind == "forward" else {}
-            self.hook = zero_step_hook(self.ddp, self.zero, **forward, **case.hook)
+            self.hook = zero_step_hook(self.ddp, self.zero, **case.hook)
         self.ddp.register_comm_hook(state, self.hook)
 
     def iterate(self, number: int) -> float:
@@ -191,14 +190,10 @@ def compare(case: Case, group: dist.ProcessGroup | None = None) -> dict[str, Any
             }
         alone.step(gradients, number)
         run.ddp.zero_grad()
-        # The loss shows if forward read complete parameters, even if gathers were still pending
-        # when forward began.
         seen["losses"].append(loss == losses[rank])
-        if case.kind != "forward" or number == case.iterations - 1:
-            run.hook.wait()
-            seen["differences"].append(different(run, alone))
-            seen["apart"].append(apart(run, alone))
-            seen["moved"].append(len(comparison.moved(before, run.ddp)))
+        seen["differences"].append(different(run, alone))
+        seen["apart"].append(apart(run, alone))
+        seen["moved"].append(len(comparison.moved(before, run.ddp)))
     seen["digest"] = comparison.digest(run.ddp.module.parameters())
     seen["finite"] = comparison.finite(run.ddp.module.parameters())
     seen["norm"] = None if run.hook.norm is None else run.hook.norm.item()

@@ -3,7 +3,6 @@
 import copy
 import gc
 import random
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_ste
 from sharding import ZeroRedundancyOptimizer
 from tests.ddp import comparison, models, through_memory, twins
 
-from .cases import CASES, UNUSED, Attention
+from .cases import CASES, UNUSED
 from .runs import Alone, Case, Run, backward, compare, different, fresh, pair
 
 Group = dist.ProcessGroup
@@ -111,7 +110,7 @@ def uneven(kind: str, name: str, memory: bool, late: bool = False) -> dict[str, 
             run.iterate(number)
             run.ddp.zero_grad()
     at_once = comparison.copied(run.ddp)
-    run.hook.wait()  # completes any pending gather
+    run.hook.wait()
     moved = comparison.moved(at_once, run.ddp)
     for number in range(2 * ranks):
         _step_with_the_rest(alone, number)
@@ -190,39 +189,6 @@ def _hold(run: Run, before: Callable[[], object]) -> None:
     gathers.all_gather = late
 
 
-def late_owner(
-    group: Group, over: list[threading.Event], attention: bool, how: str
-) -> dict[str, Any]:
-    """Let rank 1 send its parameters only after the backward pass of rank 0."""
-    case = Case(kind="forward", model=Attention if attention else models.Tower)
-    run, alone = pair(case, group)
-    rank = group.rank()
-    seen: dict[str, Any] = {"losses": [], "left": []}
-    if rank == 1:
-        _hold(run, lambda: over[len(seen["losses"])].wait(120))
-    for number in range(len(over)):
-        loss = run.iterate(number)
-        seen["left"].append(len(run.hook._pending))
-        if rank == 0:
-            over[number].set()
-        gradients, losses = alone.gradients(number)
-        seen["losses"].append(loss == losses[rank])
-        alone.step(gradients, number)
-        run.ddp.zero_grad()
-    if how == "wait":
-        run.hook.wait()
-    elif how == "view":
-        run.zero.view()
-    elif how == "load":
-        run.ddp.module.load_state_dict(copy.deepcopy(alone.module.state_dict()))
-    found: dict[str, Tensor] = dict(run.ddp.module.named_parameters())
-    if how == "state_dict":
-        found = {name: one.clone() for name, one in run.ddp.module.state_dict().items()}
-    run.hook.wait()  # a late gather would overwrite loaded values
-    seen["differences"] = [n for n, p in alone.params.items() if not torch.equal(found[n], p)]
-    return seen
-
-
 def frozen_later(kind: str) -> dict[str, Any]:
     """Freeze a layer that backward still passes through; return the parameters at the end."""
     torch.manual_seed(0)
@@ -243,14 +209,13 @@ def frozen_later(kind: str) -> dict[str, Any]:
 
 
 def views_in_training(how: str) -> dict[str, Any]:
-    """Ask for views while gathers run on into forward; return the parameters at the end."""
+    """Ask for views between iterations; return the parameters at the end."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(600, 600, bias=False) for _ in range(2)))
     ddp = DistributedDataParallel(model, bucket_cap_mb=1)
     optimizer = chain(sgd(lr=0.1), ema(0.5))
     zero = ZeroRedundancyOptimizer(model.named_parameters(), optimizer, overlap_with_ddp=True)
-    hook = zero_step_hook(ddp, zero, into_forward=True)
-    ddp.register_comm_hook(None, hook)
+    ddp.register_comm_hook(None, zero_step_hook(ddp, zero))
     for _ in range(6):
         ddp(torch.full((2, 600), 1.0 + dist.get_rank())).square().mean().backward()
         zero.zero_grad()
@@ -259,7 +224,6 @@ def views_in_training(how: str) -> dict[str, Any]:
         else:
             with zero.averaged(model):
                 pass
-    hook.wait()
     return {"differences": [], "digest": comparison.digest(model.parameters())}
 
 

@@ -17,7 +17,6 @@ def same_everywhere(ranks: list[Any]) -> None:
     for seen in ranks:
         assert not any(seen["differences"]), seen["differences"]
         assert seen["moved"] and all(seen["moved"]) and seen["finite"]
-        # Losses also match if gathers were still pending when forward began.
         assert all(seen["losses"])
     assert len({seen["digest"] for seen in ranks}) == 1
 
@@ -49,11 +48,11 @@ ON_PROCESSES = [
     {"name": name, "kind": kind, "policy": policy, "memory": memory, "members": members}
     for name, kind, policy, memory, members in (
         ("max_norm", "scatter", "greedy", True, None),
-        ("max_norm", "forward", "greedy", False, (1, 3)),
+        ("max_norm", "scatter", "greedy", False, (1, 3)),
         ("attention", "held", "greedy", True, None),
         ("prodigy", "scatter", "greedy", False, None),
         ("prodigy", "interleaved", "greedy", True, (1, 3)),
-        ("schedule-free, unused", "forward", "elements", False, None),
+        ("schedule-free, unused", "scatter", "elements", False, None),
     )
 ]
 

@@ -33,7 +33,6 @@ from .cases import UNUSED
 
 HOOKS: dict[str, Callable[..., Any]] = {
     "scatter": zero_step_hook,
-    "forward": functools.partial(zero_step_hook, into_forward=True),
     "held": functools.partial(hook_with_zero_step, allreduce_hook),
     "interleaved": functools.partial(hook_with_zero_step_interleaved, allreduce_hook),
 }

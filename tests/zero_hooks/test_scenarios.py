@@ -1,6 +1,5 @@
 """Tests of runs in which ranks stop, wait, run out of data, or differ in speed."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +12,14 @@ from tests.ranks import Job, Outcomes, run_ranks
 from . import scenarios
 from .runs import KINDS
 
-JITTER = [{"kind": "forward", "memory": False}, {"kind": "scatter", "memory": True}]
+JITTER = [{"kind": "scatter", "memory": False}, {"kind": "scatter", "memory": True}]
 UNEVEN = [
     {"kind": "scatter", "name": "tower", "memory": True},
-    {"kind": "forward", "name": "wide", "memory": False},
-    {"kind": "forward", "name": "tower", "memory": False, "late": True},
+    {"kind": "scatter", "name": "wide", "memory": False},
+    {"kind": "scatter", "name": "tower", "memory": False, "late": True},
     {"kind": "scatter", "name": "prodigy", "memory": False},
 ]
-SCALED = ("scatter", "forward")
+SCALED = ("scatter",)
 FREED = pairs(kind=KINDS, unused=(False, True), memory=(False, True))
 FROZEN = ("scatter", "interleaved")
 VIEWS = ("view", "averaged")
@@ -76,20 +75,6 @@ def test_a_grad_scaler(kind: str) -> None:
         assert seen["differences"] == []
 
 
-@pytest.mark.parametrize("how", ["wait", "state_dict", "load", "view"])
-def test_gathers_that_run_on_into_forward(how: str) -> None:
-    """Gathers may end in forward, and no rank reads an incomplete parameter."""
-    for attention in (False, True):
-        over = [threading.Event() for _ in range(4)]
-        given = {"over": over, "attention": attention, "how": how}
-        with case(attention=attention):
-            ranks = on_threads(scenarios.late_owner, **given)
-            for seen in ranks:
-                assert all(seen["losses"])
-                assert seen["differences"] == []
-            assert min(ranks[0]["left"]) > 0  # backward ended before the gathers
-
-
 def test_two_optimizers() -> None:
     same_everywhere(on_threads(scenarios.nested))
 
@@ -133,5 +118,5 @@ def test_a_hook_does_not_keep_its_module_alive(on_processes: Outcomes) -> None:
 
 @pytest.mark.parametrize("job", [*(f"frozen {kind}" for kind in FROZEN), *VIEWS])
 def test_ranks_have_equal_parameters(on_processes: Outcomes, job: str) -> None:
-    """Backward may read a frozen weight after its bucket is ready; views wait for gathers."""
+    """Backward may read a frozen weight after its bucket is ready; views change no parameter."""
     same_everywhere(results(on_processes, job))

@@ -13,11 +13,9 @@ from functional_optim.core.torch_state import (
 from functional_optim.frontends.averaged_params import AveragedParams, Views
 from functional_optim.frontends.checkpoint_names import match_params
 from functional_optim.frontends.torch_checkpoint import (
-    DECOUPLED,
     own_copy,
     torch_step,
     with_group_steps,
-    without_decay_kind,
 )
 from functional_optim.frontends.torch_entries import Start, complete_state, leaf_states
 from functional_optim.optimizer.bound_buffer import copy_states
@@ -25,7 +23,6 @@ from functional_optim.plan.leaf_by_leaf import states_by_name, view_leaf
 from functional_optim.plan.shared_numbers import with_common_hypers
 
 __all__ = [
-    "DECOUPLED",
     "AveragedParams",
     "Start",
     "Views",
@@ -48,5 +45,4 @@ __all__ = [
     "view_leaf",
     "with_common_hypers",
     "with_group_steps",
-    "without_decay_kind",
 ]

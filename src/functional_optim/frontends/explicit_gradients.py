@@ -49,9 +49,9 @@ class ExplicitGradients(TorchOptimizer):
         require_gradients_alone(recipe.optimizer, "an optimizer that is given its gradients")
         self._start(params, recipe)
 
-    def _use_recipe(self, recipe: Recipe, chains: GroupChains) -> None:
-        super()._use_recipe(recipe, chains)
-        self._has_class_options = isinstance(recipe, ClassRecipe)
+    def _use_chains(self, chains: GroupChains) -> None:
+        super()._use_chains(chains)
+        self._has_class_options = isinstance(chains.recipe, ClassRecipe)
         self._placed: dict[int, GroupChain] = {}
         """For groups with the options of a class, the chain that :attr:`_chains` has."""
         self._buckets: dict[Hashable, StepBucket] = {}
@@ -205,7 +205,8 @@ class ExplicitGradients(TorchOptimizer):
     def _groups(self) -> list[Group]:
         groups = super()._groups()
         if self._has_class_options:
-            self._place({number: options.latest for number, options in self._options.items()})
+            readers = enumerate(one.reader for one in self._chains.parts)
+            self._place({number: one.latest for number, one in readers if one is not None})
         return groups
 
     @disable_compile

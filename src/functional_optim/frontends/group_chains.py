@@ -4,10 +4,10 @@ A group is divided if its parameters differ in their stages, or in the hyper-par
 override. Shared scalars are stored here, and every parameter group shows them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import is_, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,11 @@ from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import HYPERS, LeafChain
 from functional_optim.core.state import Shared, state_tensors
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
+from functional_optim.frontends.group_options import OptionsReader
 from functional_optim.frontends.group_parts import CheckParam, GroupPart, divide_group, needs_groups
 from functional_optim.frontends.group_steps import NO_STATE, CurrentGroups, current_groups
 from functional_optim.frontends.group_tensors import Entries, Gradients, Group, StatesOf
+from functional_optim.frontends.recipe import OptimizerRecipe, Recipe
 from functional_optim.kernels import in_place, needs_total
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.explain import chain_lines, waiting_lines
@@ -40,27 +42,39 @@ CALLS = "shared_step"
 """Key of the number of calls in the groups of a checkpoint."""
 
 
+class ChainPart(NamedTuple):
+    """Chain of a parameter group."""
+
+    optimizer: Optimizer
+    places: tuple[int, ...]
+    """The indices of its links among all links."""
+    reader: OptionsReader | None = None
+    """The reader of the group's options; None after unpickling."""
+
+
 class GroupChains:
     """Chains of the groups of a torch.optim front-end, and the shared scalars.
 
     Args:
+        recipe: of the optimizer of all groups.
         check: raises an error for a parameter that the front-end cannot step.
         divides: True to divide groups by chain; None to divide them if the optimizer needs it.
     """
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        recipe: Recipe,
         check: CheckParam = check_takes_dtensor,
         *,
         divides: bool | None = None,
     ) -> None:
-        self.optimizer, self._check = optimizer, check
-        """The optimizer of all groups, and the check of its parameters."""
+        optimizer = recipe.optimizer
+        self.recipe, self.optimizer, self._check = recipe, optimizer, check
+        """The recipe and the optimizer of all groups, and the check of its parameters."""
         self.divides = needs_groups(optimizer) if divides is None else divides
         """True if groups are divided by chain."""
-        self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
-        """For each parameter group, its own optimizer and the indices of its links."""
+        self.parts: list[ChainPart] = []
+        """The chain of each parameter group."""
         self._places = {optimizer.stages: tuple(range(len(optimizer.links)))}
         """The indices of links, by the stages of groups with the options of a class."""
         self.selectors = UnmatchedSelectors(optimizer.links, optimizer.overrides)
@@ -85,7 +99,28 @@ class GroupChains:
         self._combines = any(link.stage.combine is not None for link in optimizer.links)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_chains": []}
+        parts = [one._replace(reader=None) for one in self.parts]
+        return {**self.__dict__, "_chains": [], "parts": parts}
+
+    def add(self, params: Any, part: GroupPart | None = None) -> None:
+        """Add the chain of a group with these parameters: by default, the whole optimizer."""
+        whole = self.recipe.optimizer
+        every = tuple(range(len(whole.links)))
+        own = (whole, every) if part is None else (part.optimizer, part.places)
+        self.parts.append(ChainPart(*own))
+        self.reader(len(self.parts) - 1, [params] if isinstance(params, Tensor) else params)
+
+    def recipe_of(self, number: int) -> Recipe:
+        """Return the recipe of a group."""
+        return OptimizerRecipe(self.parts[number].optimizer) if self.divides else self.recipe
+
+    def reader(self, number: int, params: Iterable[Any] = ()) -> OptionsReader:
+        """Return the reader of a group's options; ``params`` are those of the group."""
+        part = self.parts[number]
+        found = part.reader or self.recipe_of(number).reader(list(params), number)
+        if part.reader is None:
+            self.parts[number] = part._replace(reader=found)
+        return found
 
     def replace_parts(self, changed: Mapping[int, Optimizer]) -> None:
         """Replace the chains of groups, by number, whose options have changed their stages.
@@ -94,7 +129,7 @@ class GroupChains:
             ValueError: groups then differ in their stages, and a stage needs a total over all
                 gradients. Nothing has changed.
         """
-        every = [changed.get(number, own) for number, (own, _) in enumerate(self.parts)]
+        every = [changed.get(number, one.optimizer) for number, one in enumerate(self.parts)]
         if not all(own.stages in self._places for own in changed.values()):
             distinct = {own.stages: own.links for own in every}
             stages = [stage for own in distinct for stage in own]
@@ -111,7 +146,10 @@ class GroupChains:
                 links = (*links, *added)
             self.optimizer = replace(self.optimizer, links=links)
             self._links = links
-        self.parts[:] = [(own, self._places[own.stages]) for own in every]
+        self.parts[:] = [
+            ChainPart(own, self._places[own.stages], one.reader)
+            for own, one in zip(every, self.parts, strict=True)
+        ]
         self._chains = []
 
     def divide(self, group: Mapping[str, Any], first: int) -> list[GroupPart]:
@@ -135,7 +173,7 @@ class GroupChains:
             ValueError: groups differ in an option that shared scalars depend on.
         """
         if not all(map(_PLACES, self.parts)):
-            groups = [group for group in groups if self.parts[group.number][1]]
+            groups = [group for group in groups if self.parts[group.number].places]
         own: list[Any] = list(map(HYPERS, groups))
         known = self._chains
         if len(own) != len(known) or not all(map(is_, own, map(HYPERS, known))):
@@ -173,7 +211,7 @@ class GroupChains:
 
     def _chains_of(self, groups: Sequence[Group]) -> list[LeafChain]:
         parts = [(self.parts[group.number], group.hypers) for group in groups]
-        return [LeafChain(places, own.stages, hypers) for (own, places), hypers in parts]
+        return [LeafChain(one.places, one.optimizer.stages, hypers) for one, hypers in parts]
 
     def shared_entries(self) -> dict[str, Any]:
         """Return the shared scalars, as the groups of a checkpoint store them."""
@@ -245,7 +283,7 @@ class GroupChains:
         every = [stage for chain in chains for stage in chain.stages]
         lines: list[str] = []
         for group, chain in zip(groups, chains, strict=True):
-            executor = in_place(self.parts[group.number][0].executor, params, every)
+            executor = in_place(self.parts[group.number].optimizer.executor, params, every)
             head = f"param_groups[{group.number}]: " if len(self.parts) > 1 else ""
             found = [(param, group.hypers) for param in group.params]
             counts = [state.get(one, {}).get("step") for one in group.params]

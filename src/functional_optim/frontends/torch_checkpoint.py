@@ -144,20 +144,17 @@ def require_same_decay(stages: Sequence[Stage], group: Mapping[str, Any]) -> Non
         )
 
 
-def without_decay_kind(
-    stages: Sequence[Stage], loaded: Mapping[str, Any], own: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def without_decay_kind(stages: Sequence[Stage], loaded: Mapping[str, Any]) -> dict[str, Any]:
     """Return a loaded group without torch's option for the kind of weight decay, after a check.
 
     Args:
         stages: of the group's chain; empty if its parameters are frozen.
         loaded: the group of the checkpoint.
-        own: the group of the optimizer, whose options count if the checkpoint lacks them.
 
     Raises:
         ValueError: weight decay is decoupled in only one of checkpoint and chain.
     """
-    if has_other_decay(stages, {**(own or {}), **loaded}):
+    if has_other_decay(stages, loaded):
         decoupled = not decouples(stages)
         raise ValueError(
             f"this checkpoint has {'decoupled' if decoupled else 'coupled'} weight decay, and the "

@@ -209,19 +209,14 @@ def with_checked_params(group: Mapping[str, Any], stages: Sequence[Stage]) -> di
 
 
 def remove_groups(
-    optimizer: torch.optim.Optimizer,
-    count: int,
-    by_number: dict[int, Any],
-    by_param: dict[Tensor, Any],
+    optimizer: torch.optim.Optimizer, count: int, by_param: dict[Tensor, Any]
 ) -> None:
     """Remove all groups after the first ``count`` groups, with their state.
 
     Args:
         count: the number of groups to keep.
-        by_number, by_param: dicts, from which the entries of removed groups are deleted.
+        by_param: a dict, from which the entries of removed parameters are deleted.
     """
-    for number in [one for one in by_number if one >= count]:
-        del by_number[number]
     for group in optimizer.param_groups[count:]:
         for param in group["params"]:
             optimizer.state.pop(param, None)

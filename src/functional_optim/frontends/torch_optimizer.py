@@ -23,7 +23,7 @@ from functional_optim.frontends.group_overlap import check_group_overlap
 from functional_optim.frontends.group_steps import GroupSteps
 from functional_optim.frontends.group_tensors import Group, new_group
 from functional_optim.frontends.param_inputs import list_inputs
-from functional_optim.frontends.recipe import OptimizerRecipe, Recipe, recipe_of_optimizer
+from functional_optim.frontends.recipe import Recipe, recipe_of_optimizer
 from functional_optim.frontends.torch_arguments import FLAT_WAS_REMOVED
 from functional_optim.frontends.torch_checkpoint import own_copy, require_dict
 from functional_optim.frontends.torch_entries import (
@@ -112,7 +112,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _start(self, params: Iterable[Any], recipe: Recipe) -> None:
         require_params(params)
-        self._use_recipe(recipe, self._chains_of(recipe.optimizer))
+        self._use_chains(self._chains_of(recipe))
         self._is_built = False  # groups are then checked together, which takes less time
         super().__init__(params, {} if self._chains.divides else self._recipe.new_group)
         check_group_overlap(self.param_groups)
@@ -121,19 +121,18 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         if self._chains.divides:
             self._chains.selectors.check()
 
-    def _use_recipe(self, recipe: Recipe, chains: GroupChains) -> None:
-        self._lock = StepLock()
+    def _use_chains(self, chains: GroupChains) -> None:
+        self._lock, recipe = StepLock(), chains.recipe
         self._recipe, self._optimizer, self._chains = recipe, recipe.optimizer, chains
         self._steps = GroupSteps(recipe.optimizer.executor)
-        self._options: dict[int, OptionsReader] = {}
         self._starts: dict[Tensor, Start] = {}
         self._loaded: dict[str, Any] = {}
         self._known: list[dict[str, Any]] = []
 
     @staticmethod
-    def _chains_of(optimizer: Optimizer) -> GroupChains:
+    def _chains_of(recipe: Recipe) -> GroupChains:
         """Return the chains for an optimizer without groups."""
-        return GroupChains(optimizer)
+        return GroupChains(recipe)
 
     def _tensors(self, number: int) -> list[Tensor]:
         """Return the tensor to step for each parameter of a group, such as a local shard."""
@@ -164,7 +163,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         try:
             self._add_group(param_group)
         except BaseException:  # also KeyboardInterrupt
-            remove_groups(self, count, self._options, self._starts)
+            remove_groups(self, count, self._starts)
             del self._chains.parts[count:]
             self.defaults = defaults
             raise
@@ -186,18 +185,17 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             self.defaults = {}  # torch must not add options of other parts
             for part in parts:
                 super().add_param_group(part.group)
-                chains.parts.append((part.optimizer, part.places))
+                chains.add(part.group["params"], part)
                 self._complete_state(len(self.param_groups) - 1)
             chains.write_shared(self.param_groups)
-            self.defaults = common_options(
-                self.param_groups, [one.hyper for one, _ in chains.parts]
-            )
+            names = [one.optimizer.hyper for one in chains.parts]
+            self.defaults = common_options(self.param_groups, names)
             return
         super().add_param_group(group)
         copy_option_tensors(self.param_groups[-1])
         if chains.divides:
             raise TypeError("params must be parameters, or pairs of a name and a parameter")
-        chains.parts.append((self._optimizer, tuple(range(len(self._optimizer.links)))))
+        chains.add(self.param_groups[-1]["params"])
         self._complete_state(len(self.param_groups) - 1)
 
     def _viewed(self) -> list[Tensor]:
@@ -280,7 +278,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         kept = ("_recipe", "_optimizer", "_chains", "_steps", "_starts")
         own = {name: self.__dict__[name] for name in kept}
-        return {**super().__getstate__(), **own, "_options": {}, "_loaded": {}}
+        return {**super().__getstate__(), **own, "_loaded": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -338,12 +336,12 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _groups(self) -> list[Group]:
         """Return the parameter groups with their current options."""
-        known, count = self._known, len(self._chains.parts)
-        if len(self.param_groups) != count or not all(map(is_, self.param_groups, known)):
+        known, parts = self._known, self._chains.parts
+        if len(self.param_groups) != len(parts) or not all(map(is_, self.param_groups, known)):
             self._check_groups()
         made = []
         for index, group in enumerate(self._stepped_groups):
-            options = self._options.get(index) or self._options_of(index)
+            options = parts[index].reader or self._options_of(index)
             names = group.get("param_names")
             made.append(new_group((options.hypers(group), group["params"], names, index)))
         return made
@@ -355,7 +353,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self._known = list(groups)
 
     def _optimizer_of(self, number: int) -> Optimizer:
-        return self._chains.parts[number][0]
+        return self._chains.parts[number].optimizer
 
     def _stages_of(self, number: int, group: Mapping[str, Any]) -> tuple[Stage, ...]:
         return self._optimizer_of(number).stages
@@ -393,8 +391,4 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             self._starts.setdefault(param, start)
 
     def _options_of(self, index: int) -> OptionsReader:
-        if index not in self._options:
-            own = OptimizerRecipe(self._optimizer_of(index)) if self._chains.divides else None
-            params = self.param_groups[index]["params"]
-            self._options[index] = (own or self._recipe).reader(params, index)
-        return self._options[index]
+        return self._chains.reader(index, self.param_groups[index]["params"])

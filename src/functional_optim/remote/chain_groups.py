@@ -15,8 +15,6 @@ from functional_optim.engine.recipes import (
     ComposedRecipe,
     GroupChain,
     OpaqueRecipe,
-    OptimizerRecipe,
-    OptionsReader,
     Recipe,
 )
 from functional_optim.engine.stages import Stage, require_gradients_alone
@@ -49,20 +47,18 @@ class ChainGroups:
         self.recipe = recipe
         """Builds the optimizer of each worker. Can be sent to workers."""
         self._state_keys: tuple[str, ...] = ("step",)
-        self._divided: GroupChains | None = None
-        """The chains of the groups of a composed optimizer."""
-        self._recipes: list[Recipe] = []
-        self._readers: list[OptionsReader] = []
+        self._chains: GroupChains | None = None
+        """The chains of the groups; None for an opaque class."""
         self._first_stages: dict[int, tuple[Stage, ...]] = {}
         if isinstance(recipe, ComposedRecipe):
             self._divide_groups(recipe)
         elif not isinstance(recipe, OpaqueRecipe):
-            self._recipes = [recipe] * len(groups)
+            self._chains = GroupChains(recipe)
             for group in groups:
                 require_options(group.options, recipe.defaults)
-        self._readers = [own.reader((), number) for number, own in enumerate(self._recipes)]
-        pairs = zip(self._recipes, self.groups, strict=False)  # no recipes for an opaque class
-        options = [{**own.defaults, **group.options} for own, group in pairs]
+                self._chains.add(())
+        defaults = {} if self._chains is None else self._chains.recipe.defaults
+        options = [{**defaults, **group.options} for group in self.groups]
         self.check_options(options, "the constructor")
         self._fixed = FixedGroups(
             {one.name: one.handle for one in self.params},
@@ -100,24 +96,27 @@ class ChainGroups:
             WorkerError: options that give no valid chain, for the workers with these groups.
             ValueError: hyper-parameters of shared scalars differ between groups.
         """
+        own = self._chains
+        if own is None:
+            return
         errors: dict[str, BaseException] = {}
         chains = []
-        for number in range(len(self._recipes)):
+        for number in range(len(own.parts)):
             try:
-                chains.append(self._build_chain(number, groups[number]))
+                chain = own.reader(number).chain(groups[number])
+                chains.append(self._check_stages(number, chain))
             except (TypeError, ValueError) as error:
-                own = {one.worker: error for one in self.groups[number].params}
-                errors = {**own, **errors}
+                lost = {one.worker: error for one in self.groups[number].params}
+                errors = {**lost, **errors}
         if errors:
             raise worker_error(what, errors, len({one.worker for one in self.params}))
-        if self._divided is not None:
-            parts = zip(self._divided.parts, chains, strict=True)
-            own_chains = [LeafChain(places, own.stages, one.hypers) for (own, places), one in parts]
-            with_common_hypers(self._divided.optimizer.links, own_chains)
+        if own.divides:
+            parts = zip(own.parts, chains, strict=True)
+            own_chains = [LeafChain(part.places, one.stages, one.hypers) for part, one in parts]
+            with_common_hypers(own.optimizer.links, own_chains)
 
-    def _build_chain(self, number: int, options: Mapping[str, Any]) -> GroupChain:
-        """Return the chain of a group. Raise TypeError or ValueError if it has other stages."""
-        chain = self._readers[number].chain(options)
+    def _check_stages(self, number: int, chain: GroupChain) -> GroupChain:
+        """Return the chain of a group. Raise ValueError if it has other stages than before."""
         if chain.stages != self._first_stages.setdefault(number, chain.stages):
             raise ValueError(
                 f"the options of parameter group {number} need another chain than it was made "
@@ -128,7 +127,7 @@ class ChainGroups:
     def _divide_groups(self, recipe: ComposedRecipe) -> None:
         self.recipe = recipe.list_paths({one.name: one.like for one in self.params})
         require_gradients_alone(recipe.optimizer, "DistributedOptimizer")
-        self._divided = divided = GroupChains(recipe.optimizer)
+        self._chains = divided = GroupChains(recipe)
         self._state_keys = ("step", *divided.shared_entries())
         divided.selectors.are_numbered = not all(group.named for group in self.groups)
         groups, self.groups, first = self.groups, [], 0
@@ -136,21 +135,19 @@ class ChainGroups:
             placed = {one.name: one for one in group.params}
             pairs = [(one.name, one.like) for one in group.params]
             for part in divided.divide({**group.options, "params": pairs}, first):
-                own = OptimizerRecipe(part.optimizer)
-                options = options_of(guard_schedules(part.group, own.defaults))
+                options = options_of(guard_schedules(part.group, part.optimizer.hyper))
                 params = [placed[name] for name, _ in part.group["params"]]
                 self.groups.append(PlacedGroup(params, options, group.named))
-                self._recipes.append(own)
-                divided.parts.append((part.optimizer, part.places))
+                divided.add((), part)
             first += len(pairs)
         divided.selectors.check()
-        for (_, places), group in zip(divided.parts, self.groups, strict=True):
+        for own, group in zip(divided.parts, self.groups, strict=True):
             lacking = [
                 stage.name
                 for place, stage in enumerate(recipe.optimizer.stages)
-                if stage.combine is not None and place not in places
+                if stage.combine is not None and place not in own.places
             ]
-            if places and lacking:
+            if own.places and lacking:
                 raise TypeError(
                     f"{lacking[0]} keeps numbers for all parameters, and does not act on "
                     f"{group.params[0].name!r}: over workers, it must act on every parameter that "

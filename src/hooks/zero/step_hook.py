@@ -1,19 +1,15 @@
 """ZeRO step hook: reduce-scatter a bucket, step the owned parameters, gather parameters."""
 
-import weakref
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hooks.communication import Communication
 from hooks.zero.bucket import ZeroBucket, start_reduction
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
-from hooks.zero.forward_waits import add_forward_waits
 from hooks.zero.zero_hook import ZeroHook, gather_device
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import make_transport
@@ -30,7 +26,6 @@ def zero_step_hook(
     max_norm: float | None = None,
     skip_nonfinite: bool = False,
     grad_scaler: torch.amp.GradScaler | None = None,
-    into_forward: bool = False,
 ) -> ZeroHook:
     """Return a DDP communication hook that reduces each gradient to its owner only.
 
@@ -70,11 +65,6 @@ def zero_step_hook(
         grad_scaler: the GradScaler of the loss: the hook unscales gradients, and skips steps with
             gradients that are not finite. After backward call its ``step(zero)``, which then only
             checks gradients, and its ``update()``.
-        into_forward: let gathers continue into the next forward pass, and wait before each module
-            for its parameters (and before state_dict and load_state_dict). Call the hook's
-            ``wait()`` before you read parameters in another way. By default backward ends when all
-            parameters are complete; under ``ddp.join()``, where ranks may run out of data, it
-            always does.
 
     Returns:
         A hook for ``ddp.register_comm_hook(None, hook)``.
@@ -107,7 +97,7 @@ def zero_step_hook(
         parameter models", SC 2020, section 5 (stages 1 and 2).
     """
     clipping = Clipping(zero, max_norm, skip_nonfinite, grad_scaler)
-    paths = sharded_paths(ddp, zero, all_of_ddp=True)
+    sharded_paths(ddp, zero, all_of_ddp=True)  # before the collective that creates a group
     if zero.plan.replicas > 1:
         raise ValueError(
             f"zero's plan has {zero.plan.replicas} replicas, and a reduction has one owner for "
@@ -125,23 +115,5 @@ def zero_step_hook(
     ) -> Communication:
         return Communication(start_reduction(reductions, zero_bucket), lambda: zero_bucket.buffer)
 
-    hook = ZeroHook(
-        "zero_step_hook",
-        communicate,
-        ddp,
-        zero,
-        clipping,
-        hold=False,
-        into_forward=into_forward,
-        all_of_ddp=True,
-    )
-    if into_forward:
-        reference = weakref.ref(hook)  # the module must not keep the hook alive
-
-        def wait_for(params: Iterable[Tensor]) -> None:
-            alive = reference()
-            if alive is not None:
-                alive.wait_for(params)
-
-        hook.handles += add_forward_waits(ddp.module, paths, wait_for)
-    return hook
+    name = "zero_step_hook"
+    return ZeroHook(name, communicate, ddp, zero, clipping, hold=False, all_of_ddp=True)

@@ -35,9 +35,6 @@ RANGE = "functional_optim.zero_step"
 """Name of the steps of a bucket in traces of torch.profiler."""
 
 
-Pending = dict[int, tuple[tuple[Tensor, ...], Work]]
-"""By ``id`` of a parameter: the parameters of its gather, which must not be used before its end."""
-
 Communicate = Callable[["ZeroHook", Any, dist.GradBucket, ZeroBucket], Communication]
 """Function that starts to reduce this rank's gradients in a bucket, given the hook and its state.
 """
@@ -73,7 +70,6 @@ class ZeroHook:
         clipping: Clipping,
         *,
         hold: bool,
-        into_forward: bool = False,
         all_of_ddp: bool,
         in_order: bool = False,
     ) -> None:
@@ -86,7 +82,6 @@ class ZeroHook:
             zero: the optimizer.
             clipping: of the hook.
             hold: True to step all buckets after the last one is communicated, not each at once.
-            into_forward: True to let gathers continue after backward.
             all_of_ddp: True if ``zero`` must have every parameter that DDP reduces.
             in_order: as for :class:`~hooks.driver.BucketDriver`.
         """
@@ -100,7 +95,6 @@ class ZeroHook:
         self._device = gather_device(zero)
         self._gathers = make_transport(gather_group(ddp.process_group), self._device)
         """Over a separate group, so that gathers and reductions need no common order."""
-        self._into_forward = into_forward
         self._clipping = clipping
         zero.hook_unscales = clipping.has_scaler
         self._measured, self._steps_at_once = zero.measured_stages, zero.steps_at_once
@@ -123,12 +117,11 @@ class ZeroHook:
         self._waiting: list[tuple[ZeroBucket, Gradients]] = []
         """Buckets with reduced gradients, and the gradients by which this rank steps."""
         self._addends: list[Tensor] = []
-        self._pending: Pending = {}
-        self.handles = self.driver.handles
-        """Handles of hooks on parameters and modules, to remove together with this object."""
-        zero.wait_before_views(weakref.WeakMethod(self.wait))
+        self._gathering: list[Work] = []
+        """Gathers that were started. Only a failed backward leaves some of them."""
         # Hooks are removed, because the module may later be wrapped again, with other optimizers.
-        weakref.finalize(self, _finish_gathers, self._pending, self.handles).atexit = False
+        handles = self.driver.handles
+        weakref.finalize(self, _finish_gathers, self._gathering, handles).atexit = False
 
     @property
     def norm(self) -> Tensor | None:
@@ -158,9 +151,8 @@ class ZeroHook:
             self._zero.check_groups()
             self._check_frozen()
         own = self._buckets.get(bucket, position)
-        # Under Join, ranks may run out of data. Join reads parameters at its end, unseen by hooks.
-        joining = ddp is not None and is_joining(ddp)
-        without_data = joining and current_graph_task_id() < 0
+        # Under Join, ranks may run out of data.
+        without_data = ddp is not None and is_joining(ddp) and current_graph_task_id() < 0
 
         def start() -> Communication:
             started = self._communicate(self, state, bucket, own)
@@ -168,7 +160,7 @@ class ZeroHook:
             return started
 
         def step(_: Tensor, used: Sequence[bool]) -> Tensor:
-            return self._process(own, used, joining, without_data)
+            return self._process(own, used, without_data)
 
         return self.driver.run(bucket, position, own.paths, own.params, start, step, self.guard)
 
@@ -199,41 +191,28 @@ class ZeroHook:
             self._entered = []
 
     def wait(self) -> None:
-        """Wait until all parameters are complete on this rank, and a failed backward has ended.
+        """Wait for the steps and gathers that a failed backward left.
 
-        Work remains after backward only with ``into_forward=True``, or if backward failed. Call
-        this before you load a checkpoint.
+        Call this before you load a checkpoint.
         """
         self.driver.queue.wait()
         self._wait_for_gathers()
 
     def _wait_for_gathers(self) -> None:
-        for work in _works(self._pending):
+        started = [*self._gathering]
+        for work in started:
             work.wait()
-        self._pending.clear()
-
-    def wait_for(self, params: Iterable[Tensor]) -> None:
-        """Wait until these parameters are complete on this rank."""
-        if self._pending:
-            for param in params:
-                params_and_work = self._pending.get(id(param))
-                if params_and_work is not None:
-                    params_and_work[1].wait()
-                    for done in params_and_work[0]:
-                        self._pending.pop(id(done), None)
+        del self._gathering[: len(started)]
 
     # ----------------------------------------------------------------- called in the queue's thread
 
-    def _process(
-        self, bucket: ZeroBucket, used: Sequence[bool], joining: bool, without_data: bool
-    ) -> Tensor:
+    def _process(self, bucket: ZeroBucket, used: Sequence[bool], without_data: bool) -> Tensor:
         self._step_or_hold(bucket, used)
         if bucket.last:
             if self._hold:
                 self._step_all(without_data)
             self._zero.mark_stepped()
-            if joining or not self._into_forward:
-                self._wait_for_gathers()
+            self._wait_for_gathers()
         return bucket.buffer
 
     def _step_or_hold(self, bucket: ZeroBucket, used: Sequence[bool]) -> None:
@@ -282,8 +261,7 @@ class ZeroHook:
                 self._zero.step_owned(owned, measured=tuple(measured))
         for bucket in buckets:
             if bucket.members:
-                work = self._zero.gather_over(self._gathers, bucket.paths)
-                self._pending.update(dict.fromkeys(map(id, bucket.params), (bucket.params, work)))
+                self._gathering.append(self._zero.gather_over(self._gathers, bucket.paths))
 
     def _sum_addends(self) -> Tensor:
         """Return the total of all ranks' addends. Collective, over the transport of the gathers.
@@ -311,11 +289,11 @@ def _merge_gradients(parts: Iterable[Gradients]) -> Gradients:
     return found
 
 
-def _finish_gathers(pending: Pending, handles: list[RemovableHandle]) -> None:
-    """Remove all hooks from parameters and modules, and wait for gathers."""
+def _finish_gathers(gathering: list[Work], handles: list[RemovableHandle]) -> None:
+    """Remove all hooks from parameters, and wait for the gathers that a failed backward left."""
     for handle in handles:
         handle.remove()
-    for work in _works(pending):
+    for work in gathering:
         try:
             work.wait()
         except Exception:  # a finalizer has no caller that could handle it
@@ -323,11 +301,6 @@ def _finish_gathers(pending: Pending, handles: list[RemovableHandle]) -> None:
                 "parameters that were on their way when their hook was let go did not arrive on "
                 "this rank: load a checkpoint; or call wait() before letting go of a hook"
             )
-
-
-def _works(pending: Pending) -> list[Work]:
-    """Return each gather once; a gather has several parameters."""
-    return list({id(work): work for _, work in list(pending.values())}.values())
 
 
 def gather_device(zero: ZeroRedundancyOptimizer) -> torch.device:

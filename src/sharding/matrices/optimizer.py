@@ -10,6 +10,7 @@ from functional_optim import Optimizer, TorchOptimizer
 from functional_optim.engine.calls import disable_compile
 from functional_optim.engine.groups import BetweenRuns, CurrentGroups, GroupChains, check_extra
 from functional_optim.engine.options import params_of_groups, require_optimizer
+from functional_optim.engine.recipes import Recipe
 from functional_optim.engine.stages import has_gates, require_gradients_alone
 from functional_optim.engine.tensors import is_dtensor, local_gradient, to_local, unshard_like
 from sharding.cost import Cost
@@ -122,8 +123,8 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         return self._owners.plan
 
     @staticmethod
-    def _chains_of(optimizer: Optimizer) -> GroupChains:
-        return GroupChains(optimizer, check=lambda stages, param, name: None, divides=True)
+    def _chains_of(recipe: Recipe) -> GroupChains:
+        return GroupChains(recipe, check=lambda stages, param, name: None, divides=True)
 
     @disable_compile
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -147,7 +147,7 @@ def write_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -
     state: dict[Any, Any] = sharded_states(optimizer) if whole is None else dict(whole)
     groups = []
     for number, group in enumerate(state_dict["param_groups"]):
-        recipe = None if shards is None else shards.recipes.of(number)
+        recipe = None if shards is None else shards.chains.recipe_of(number)
         groups.append({**group, **({} if recipe is None else recipe.form.options)})
         if recipe is not None and not recipe.optimizer.links:
             for key in group["params"]:  # frozen: as TorchOptimizer writes it

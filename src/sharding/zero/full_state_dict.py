@@ -139,7 +139,7 @@ def _to_torch_states(
     for path, param, layout in layouts.named(zero.params, states):
         fields, late = layout.plain.dtypes, layout.starts_late
         written = to_class_entries(
-            states[path], shards.recipes.whole.form, fields, starts_late=late
+            states[path], shards.chains.recipe.form, fields, starts_late=late
         )
         if written:
             number = numbers[id(param)]

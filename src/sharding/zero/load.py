@@ -11,12 +11,10 @@ from functional_optim import LeafState
 from functional_optim.engine.options import missing_flags, options_of
 from functional_optim.engine.recipes import EXECUTION_OPTIONS
 from functional_optim.engine.states import (
-    DECOUPLED,
     match_params,
     own_copy,
-    without_decay_kind,
 )
-from functional_optim.storage.conversion import encode_entries
+from functional_optim.storage.conversion import decode_entries, encode_entries
 from sharding.checkpoint.flat_ranges import elements_of, has_parts, whole_of
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
@@ -26,9 +24,7 @@ from sharding.zero.sharded_state_dict import check_own_parts
 from sharding.zero.state_layout import (
     StateLayout,
     StateLayouts,
-    decode_range,
     needs_extra_digits,
-    spans_of,
     write_extra_digits,
 )
 
@@ -39,10 +35,10 @@ def load(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> None:
     """Load this rank's part of a state dict. If that raises, nothing has changed."""
     saved = match_params(state_dict, zero.param_groups)
     state_dict = {**state_dict, "param_groups": saved}
-    groups = _build_groups(zero, state_dict)
+    groups = _loaded_groups(zero, saved)
     steps = zero.optim if isinstance(zero.optim, ShardOptimizer) else None
     if steps is not None:
-        steps.owned.recipes.chains.check_shared(state_dict["param_groups"])
+        steps.owned.chains.check_shared(state_dict["param_groups"])
     states = _states_by_path(zero, state_dict)
     check_own_parts(zero, states)
     if steps is None:
@@ -64,7 +60,7 @@ def _shared_scalars_loaded(
 
     ``trained`` are the paths of parameters that have a state in the state dict.
     """
-    before = steps.owned.recipes.chains.shared_entries()
+    before = steps.owned.chains.shared_entries()
     steps.load_shared(groups)
     try:
         yield
@@ -74,9 +70,13 @@ def _shared_scalars_loaded(
     steps.mark_trained(trained)
 
 
-def _build_groups(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the parameter groups with the options of a state dict, checked."""
-    saved = state_dict["param_groups"]
+def _loaded_groups(
+    zero: RangeStepMixin, saved: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the parameter groups with saved options; options that are missing keep their values.
+
+    Raise ValueError if the saved groups are others, or decay weights in another way.
+    """
     counts = [len(group["params"]) for group in zero.param_groups]
     saved_counts = [len(group["params"]) for group in saved]
     if counts != saved_counts:
@@ -84,18 +84,16 @@ def _build_groups(zero: RangeStepMixin, state_dict: Mapping[str, Any]) -> list[d
             f"the state dict has groups of {saved_counts} parameters, this optimizer has groups of "
             f"{counts}; give the optimizer the groups that it had when the state was saved"
         )
-    every = enumerate(map(options_of, saved))
-    return [_with_options(zero, number, own_copy(options)) for number, options in every]
-
-
-def _with_options(zero: RangeStepMixin, number: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group with saved options. Raise ValueError if they decay weights in another way."""
-    group = zero.param_groups[number]
-    taken = dict(options)
-    if DECOUPLED not in group and zero.shards is not None:
-        stages = zero.shards.recipes.of(number).optimizer.stages
-        taken = without_decay_kind(stages, options, group)
-    return {**group, **missing_flags(options, group), **taken}
+    own = zero.param_groups
+    options = [own_copy(options_of(one)) for one in saved]
+    if zero.shards is None:
+        pairs = zip(options, own, strict=True)
+        return [{**group, **missing_flags(one, group), **one} for one, group in pairs]
+    chains, recipe = zero.shards.chains, zero.shards.chains.recipe
+    loaded = zip(chains.parts, own, recipe.loaded_groups(options, own), strict=True)
+    return [
+        recipe.loaded_group(part.optimizer.stages, {**group, **one}) for part, group, one in loaded
+    ]
 
 
 def _check_flags(zero: RangeStepMixin, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -171,24 +169,24 @@ def _read_part(
 
     Entries without a step count have the step count of their group.
     """
-    numel = shard.param.numel()
     given = {key: value for key, value in entries.items() if value is not None}
-    spans = spans_of(layout, list(given), numel, shard.start, shard.stop)
-    wanted = spans_of(layout, list(given), numel, 0, numel)
-    for name, (_, length) in wanted.items():
-        value = given[name]
-        if shard.whole and name in layout.plain.dtypes:
-            continue  # encode_entries checks the shape
-        if not isinstance(value, Tensor) or value.numel() != length:
-            got = f"{value.numel()} elements" if isinstance(value, Tensor) else repr(value)
-            raise ValueError(f"the state {name} of {shard.path!r} has {got}, wanted are {length}")
-        if not shard.whole:
-            given[name] = elements_of(value, *spans[name])
-    given = {name: whole_of(value) for name, value in given.items()}
-    part = decode_range(layout, given, spans, shard.start, shard.stop) if given else {}
+    plain = decode_entries(given, layout.plain.dtypes)
+    part = {name: _cut(layout, shard, name, value) for name, value in plain.items()}
     chain, count = layout.chain, counts[shard.group]
     own = chain.stages, chain.hypers, shard.tensor
     return encode_entries(*own, part, shard.path, group_step=count)
+
+
+def _cut(layout: StateLayout, shard: LocalShard, name: str, value: Any) -> Any:
+    """Return the part of a parameter's plain entry that belongs to a shard."""
+    wanted = layout.span_of(name, 0, shard.param.numel())
+    if wanted is None or (shard.whole and name in layout.plain.dtypes):
+        return whole_of(value)  # encode_entries checks the shape
+    if not isinstance(value, Tensor) or value.numel() != wanted[1]:
+        got = f"{value.numel()} elements" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(f"the state {name} of {shard.path!r} has {got}, wanted are {wanted[1]}")
+    span = layout.span_of(name, shard.start, shard.stop)
+    return whole_of(value) if shard.whole or span is None else elements_of(value, *span)
 
 
 def _load_foreign(zero: RangeStepMixin, states: Mapping[str, Entries]) -> None:

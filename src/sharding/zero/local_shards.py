@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim import LeafState
 from functional_optim.engine.groups import Gradients as GradientsOf
-from functional_optim.engine.groups import Group
+from functional_optim.engine.groups import Group, GroupChains
 from functional_optim.engine.recipes import GroupChain
 from functional_optim.engine.states import (
     Start,
@@ -19,7 +19,6 @@ from functional_optim.engine.states import (
     leaf_states,
 )
 from sharding.shard_plan import ShardPlan
-from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import Groups
@@ -32,9 +31,10 @@ class LocalShards:
     """Shards that one rank owns, with their state."""
 
     def __init__(
-        self, recipes: GroupRecipes, memory: ParameterMemory, plan: ShardPlan, rank: int
+        self, chains: GroupChains, memory: ParameterMemory, plan: ShardPlan, rank: int
     ) -> None:
-        self.recipes = recipes
+        self.chains = chains
+        """The chain of each group."""
         self.states: MutableMapping[Tensor, dict[str, Any]] = defaultdict(dict)
         """torch's dicts of state, by the tensors in the groups of ``.optim``."""
         self.starts: dict[Tensor, Start] = {}
@@ -75,18 +75,18 @@ class LocalShards:
 
     def chain_of(self, shard: LocalShard, groups: Groups) -> GroupChain:
         """Return the chain that steps a shard, with its group's current options."""
-        return self.recipes.readers[shard.group].chain(groups[shard.group])
+        return self.chains.reader(shard.group).chain(groups[shard.group])
 
     def check_options(self, number: int, group: Mapping[str, Any]) -> None:
         """Raise TypeError or ValueError if no chain can be built with a group's options."""
-        self.recipes.readers[number].chain(group)
+        self.chains.reader(number).chain(group)
 
     def check_common_options(self, groups: Groups) -> None:
         """Raise ValueError if groups differ in an option that shared scalars depend on."""
-        if self.recipes.chains.has_shared:
-            readers = enumerate(self.recipes.readers)
-            every = [Group(one.hypers(groups[k]), (), None, k) for k, one in readers]
-            self.recipes.chains.check_common_options(every, ())
+        if self.chains.has_shared:
+            numbers = range(len(self.chains.parts))
+            every = [Group(self.chains.reader(k).hypers(groups[k]), (), None, k) for k in numbers]
+            self.chains.check_common_options(every, ())
 
     def update_views(self) -> None:
         """Update the views of ranges, after parameters got other memory."""
@@ -185,12 +185,12 @@ class LocalShards:
 
     def is_frozen(self, shard: LocalShard) -> bool:
         """Return True if no stage acts on a shard: it is never stepped, and has no state."""
-        return not self.recipes.of(shard.group).optimizer.links
+        return not self.chains.parts[shard.group].optimizer.links
 
     def _has_frozen_state(self, shard: LocalShard) -> bool:
         """Return True if a shard has state even if it is not trained, as with torch's class."""
         known = shard.tensor.is_floating_point() or shard.tensor.is_complex()
-        return self.recipes.whole.form.frozen and known
+        return self.chains.recipe.form.frozen and known
 
     def match_ranges(self, gradients: Gradients) -> tuple[tuple[LocalShard, ...], GradientsOf]:
         """Return the shards of ranges, and a function that returns the gradients of their tensors.

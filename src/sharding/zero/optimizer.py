@@ -13,6 +13,7 @@ from functional_optim._torch.distributed import is_joining
 from functional_optim._torch.modules import step_without_global_hooks
 from functional_optim.engine.calls import disable_compile
 from functional_optim.engine.gradients import Scaling
+from functional_optim.engine.groups import GroupChains
 from functional_optim.engine.options import (
     check_group_overlap,
     common_options,
@@ -25,7 +26,6 @@ from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import GroupRank, global_rank, resolve_group
 from sharding.zero.checkpoint_mixin import CheckpointMixin, write_states
 from sharding.zero.coalescing import ElementMessage
-from sharding.zero.group_recipes import GroupRecipes, build_zero_recipe
 from sharding.zero.groups import Transports, shard_group
 from sharding.zero.load import load
 from sharding.zero.local_shards import LocalShards
@@ -34,6 +34,7 @@ from sharding.zero.owned_groups import OwnedGroup, add_foreign_group, foreign_op
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import named_params, parse_group, parse_params
 from sharding.zero.plan import agree_on_plan, build_plan, extend_plan
+from sharding.zero.recipe import build_zero_recipe, divide_group
 from sharding.zero.shard_optimizer import ShardOptimizer, load_with_hooks
 from sharding.zero.step_agreement import StepWithOthers, agree_on_step
 
@@ -129,7 +130,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
     ) -> None:
         given = parse_params(params)
         recipe = build_zero_recipe(optimizer_class, defaults, executor, overlap=overlap_with_ddp)
-        self._recipes = None if recipe is None else GroupRecipes(recipe)
+        self._chains = None if recipe is None else GroupChains(recipe)
         self._policy, self._built = policy, False
         torch.optim.Optimizer.__init__(
             self, given, dict(defaults if recipe is None else recipe.defaults)
@@ -151,8 +152,8 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
             self._transports = Transports(shard_group(self.process_group, self.plan))
         self._messages: dict[tuple[tuple[str, ...], int], tuple[ElementMessage, ...]] = {}
         self._local: ShardOptimizer | None = None
-        if self._recipes is not None:
-            shards = LocalShards(self._recipes, self._memory, self.plan, self.rank)
+        if self._chains is not None:
+            shards = LocalShards(self._chains, self._memory, self.plan, self.rank)
             for number, group in enumerate(self.param_groups):
                 shards.check_options(number, group)
             self._local = ShardOptimizer(shards, self._owned_groups(shards), self._total)
@@ -160,7 +161,6 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
             optimizer_class, self.param_groups, self._owned_params(), defaults
         )
         self._collected = None
-        self._waits = []
         self.register_state_dict_post_hook(write_states, prepend=True)
         self._built = True
 
@@ -170,7 +170,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
     def _build_plan(self, given: ShardPlan | None) -> ShardPlan:
         """Check the memory of all parameters, and return their plan."""
         check_group_overlap(self.param_groups)
-        arguments = (self.params, self.param_groups, self._recipes, self._policy)
+        arguments = (self.params, self.param_groups, self._chains, self._policy)
         return build_plan(*arguments, self.world_size, given)
 
     def _extend_plan(self, before: int) -> ShardPlan:
@@ -180,7 +180,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
             for number in range(before, len(self.param_groups)):
                 self._own.check_options(number, self.param_groups[number])
             self._own.check_common_options(self.param_groups)
-        arguments = (self.params, self.param_groups, self._recipes, self._policy)
+        arguments = (self.params, self.param_groups, self._chains, self._policy)
         return extend_plan(self.plan, *arguments)
 
     def _owned_groups(self, shards: LocalShards, before: int = 0) -> list[OwnedGroup]:
@@ -309,8 +309,8 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         except BaseException:  # an interrupt, too
             self.params, self.plan, self.defaults = params, plan, defaults
             del self.param_groups[before:]
-            if self._recipes is not None:
-                self._recipes.truncate(before)
+            if self._chains is not None:
+                del self._chains.parts[before:]
             raise
         new = {path: param for path, param in self.params.items() if path not in params}
         self._fix_groups()
@@ -325,21 +325,20 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
 
     def _add_divided_group(self, group: dict[str, Any]) -> None:
         """Add a group, divided into groups of one chain each; guard scheduled options."""
-        if self._recipes is None:
+        chains = self._chains
+        if chains is None:
             super().add_param_group(group)
             return
-        is_composed = self._recipes.chains.divides
-        if is_composed:
+        if chains.divides:
             self.defaults = {}  # each part has only its own options
-        first = len(params_of_groups(self.param_groups))
-        for part in self._recipes.divide(group, first):
+        parts = divide_group(chains, group, len(params_of_groups(self.param_groups)))
+        for number, part in enumerate(parts, len(self.param_groups)):
             super().add_param_group(part)
-            copy_option_tensors(self.param_groups[-1])
-            number = len(self.param_groups) - 1
-            names = self._recipes.of(number).defaults
+            copy_option_tensors(self.param_groups[number])
+            names = chains.reader(number).names
             self.param_groups[number] = guard_schedules(self.param_groups[number], names)
-        if is_composed:
-            every = [self._recipes.of(k).defaults for k in range(len(self.param_groups))]
+        if chains.divides:
+            every = [one.optimizer.hyper for one in chains.parts]
             self.defaults = common_options(self.param_groups, every)
 
     # ---------------------------------------------------------------------------- state dicts

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim import Optimizer
+from functional_optim.engine.groups import GroupChains
 from functional_optim.engine.messages import format_value
 from functional_optim.engine.stages import Kind, block_size_of
 from functional_optim.engine.states import check_dtype
@@ -19,7 +20,6 @@ from sharding.shard_plan import plan as make_plan
 from sharding.spec import ParameterSpec, Specs, kind_of
 from sharding.transport.groups import GroupRank, format_ranks
 from sharding.zero.collective import run_on_all_ranks
-from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.params import Groups, group_numbers, specs_of_groups
 
 COMPARED = 4
@@ -29,7 +29,7 @@ COMPARED = 4
 def build_plan(
     params: Mapping[str, Tensor],
     groups: Groups,
-    recipes: GroupRecipes | None,
+    chains: GroupChains | None,
     policy: str | Policy,
     size: int,
     given: ShardPlan | None,
@@ -42,12 +42,12 @@ def build_plan(
             no parameter; a plan for other parameters or another number of ranks, or one that cuts
             parameters that cannot be cut.
     """
-    if recipes is not None:
-        recipes.check_selectors()
-    check_dtypes(params, groups, recipes)
-    specs = specs_of_groups(params, groups, group_kinds(recipes, groups))
+    if chains is not None and chains.divides:
+        chains.selectors.check()
+    check_dtypes(params, groups, chains)
+    specs = specs_of_groups(params, groups, group_kinds(chains, groups))
     if given is None:
-        return make_plan(specs, size, policy, **_policy_options(specs, recipes, groups, policy))
+        return make_plan(specs, size, policy, **_policy_options(specs, chains, groups, policy))
     if not isinstance(given, ShardPlan):
         raise TypeError(f"plan must be a ShardPlan, got {format_value(given)}")
     if given.world_size != size:
@@ -67,7 +67,7 @@ def build_plan(
     kinds = [one.kind for one in given.specs]
     specs = tuple(replace(one, kind=kind) for one, kind in zip(specs, kinds, strict=True))
     own = ShardPlan(size, specs, given.pieces, given.policy, given.replicas)
-    check_cuts(own, params, recipes)
+    check_cuts(own, params, chains)
     return own
 
 
@@ -115,15 +115,15 @@ def extend_plan(
     plan: ShardPlan,
     params: Mapping[str, Tensor],
     groups: Groups,
-    recipes: GroupRecipes | None,
+    chains: GroupChains | None,
     policy: str | Policy,
 ) -> ShardPlan:
     """Return a plan with more parameters, in which all known parameters keep their owners."""
-    check_dtypes(params, groups, recipes)
+    check_dtypes(params, groups, chains)
     known = {spec.path for spec in plan.specs}
-    kinds = group_kinds(recipes, groups)
+    kinds = group_kinds(chains, groups)
     specs = tuple(one for one in specs_of_groups(params, groups, kinds) if one.path not in known)
-    options = _policy_options(specs, recipes, groups, policy)
+    options = _policy_options(specs, chains, groups, policy)
     return plan.extended(specs, policy=_policy_within(plan, policy), **options)
 
 
@@ -151,30 +151,30 @@ def _policy_within(plan: ShardPlan, policy: str | Policy) -> str | Policy:
     return functools.update_wrapper(within_replica, policy)  # the options and cost of the policy
 
 
-def group_kinds(recipes: GroupRecipes | None, groups: Groups) -> list[Kind]:
+def group_kinds(chains: GroupChains | None, groups: Groups) -> list[Kind]:
     """Return the kind of each group: "pointwise" if its parameters may be cut."""
-    if recipes is None:
+    if chains is None:
         return ["per_matrix"] * len(groups)
-    return [kind_of(recipes.of(number).optimizer) for number in range(len(groups))]
+    return [kind_of(chains.parts[number].optimizer) for number in range(len(groups))]
 
 
 def _policy_options(
-    specs: Specs, recipes: GroupRecipes | None, groups: Groups, policy: str | Policy
+    specs: Specs, chains: GroupChains | None, groups: Groups, policy: str | Policy
 ) -> dict[str, Any]:
     """Return the arguments of a policy besides the parameters."""
-    if policy == "greedy" or recipes is None:
+    if policy == "greedy" or chains is None:
         return {}  # torch's partition only counts elements
     made: dict[int, Optimizer] = {}
 
     def stepper(spec: ParameterSpec) -> Optimizer:
         if spec.group not in made:
-            made[spec.group] = recipes.readers[spec.group].chain(groups[spec.group]).optimizer
+            made[spec.group] = chains.reader(spec.group).chain(groups[spec.group]).optimizer
         return made[spec.group]
 
     options: dict[str, Any] = {"optimizer": stepper}
     if (
         policy in ("elements", "sliced")
-        and "pointwise" in group_kinds(recipes, groups)
+        and "pointwise" in group_kinds(chains, groups)
         and any(one.kind == "per_matrix" for one in specs)
     ):
         # Some parameters are not cut: their rule needs them whole, or they are not contiguous.
@@ -182,9 +182,7 @@ def _policy_options(
     return options
 
 
-def check_dtypes(
-    params: Mapping[str, Tensor], groups: Groups, recipes: GroupRecipes | None
-) -> None:
+def check_dtypes(params: Mapping[str, Tensor], groups: Groups, chains: GroupChains | None) -> None:
     """Make sure that all stages take the dtypes of all trained parameters, on every rank.
 
     Otherwise only the owner would raise an error, when it creates the state.
@@ -192,16 +190,16 @@ def check_dtypes(
     Raises:
         ValueError: names the stage and the parameter.
     """
-    if recipes is None:
+    if chains is None:
         return
     numbers = group_numbers(groups)
     for path, param in params.items():
         if param.requires_grad:
-            stages = recipes.of(numbers[id(param)]).optimizer.stages
+            stages = chains.parts[numbers[id(param)]].optimizer.stages
             check_dtype(stages, param.dtype, f" for {path!r}")
 
 
-def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipes: GroupRecipes | None) -> None:
+def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], chains: GroupChains | None) -> None:
     """Make sure that a plan cuts only parameters that can be cut.
 
     Raises:
@@ -213,7 +211,7 @@ def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipes: GroupReci
         if not start:
             continue
         path, group = plan.specs[index].path, plan.specs[index].group
-        own = None if recipes is None else recipes.of(group).optimizer
+        own = None if chains is None else chains.parts[group].optimizer
         block = 1 if own is None else block_size_of(own.stages)
         if own is None or kind_of(own) == "per_matrix":
             raise ValueError(

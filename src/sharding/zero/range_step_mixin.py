@@ -1,10 +1,9 @@
 """Steps and gathers of ranges, which communication hooks use with ZeroRedundancyOptimizer."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
-from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -50,7 +49,6 @@ class RangeStepMixin(AveragedParams):
     _opt_called: bool
     _collected: tuple[int, dict[int, dict[Any, Any]] | None] | None
     """The rank that has the state of all ranks, and the state on that rank; None after a step."""
-    _waits: "list[WeakMethod[Callable[[], object]]]"
 
     hook_unscales: bool = False
     """True if the communication hook divides gradients by the scale of a GradScaler."""
@@ -248,15 +246,7 @@ class RangeStepMixin(AveragedParams):
         """
         return super().view()
 
-    def wait_before_views(self, wait: "WeakMethod[Callable[[], object]]") -> None:
-        """Call a method, as long as its object lives, before parameters are replaced by views."""
-        self._waits.append(wait)
-
     def _viewed(self) -> list[Tensor]:
-        for one in self._waits:
-            wait = one()
-            if wait is not None:
-                wait()
         params = [param for group in self.param_groups for param in group["params"]]
         self._find_memory(self.params)
         return gather_views(

@@ -16,7 +16,6 @@ from functional_optim.engine.groups import (
     StepBucket,
 )
 from functional_optim.engine.options import copy_tensors, options_of, params_of_groups
-from functional_optim.engine.recipes import OptionsReader
 from functional_optim.engine.stages import has_gates, needs_total
 from functional_optim.engine.tensors import check_measured, grads_of
 from sharding.zero.local_shard import LocalShard
@@ -55,11 +54,10 @@ class ShardOptimizer(ExplicitGradients):
         self._trained: set[str] = set()
         self._count = 0
         """Number of shards with state when the bucket of all shards was made."""
-        recipes = shards.recipes
-        self._use_recipe(recipes.whole, recipes.chains)
+        self._use_chains(shards.chains)
         self._starts = shards.starts
         # torch adds to the defaults, so it gets a copy. It needs a group, which is not used.
-        torch.optim.Optimizer.__init__(self, [{"params": []}], dict(recipes.whole.defaults))
+        torch.optim.Optimizer.__init__(self, [{"params": []}], dict(self._recipe.defaults))
         self._known = list(self.param_groups)
         self._chains.write_shared(self.param_groups)
         self.complete()
@@ -278,9 +276,6 @@ class ShardOptimizer(ExplicitGradients):
         """Load shared scalars, if there are any, from groups, after checking that all are equal."""
         self._chains.load_shared(groups)
         self._buckets.clear()
-
-    def _options_of(self, index: int) -> OptionsReader:
-        return self._options.setdefault(index, self.owned.recipes.readers[index])
 
     def _bucket_of(self, shards: tuple[LocalShard, ...] | None) -> StepBucket:
         """Return the bucket of some shards, or of all shards: for None, or with shared scalars."""

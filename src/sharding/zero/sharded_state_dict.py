@@ -23,7 +23,7 @@ def sharded_states(zero: RangeStepMixin) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for shard, layout, entries in layouts.plain_entries():
         own = found.setdefault(numbers[id(shard.param)], {})
-        for name, value in with_class_step(entries, shards.recipes.whole.form).items():
+        for name, value in with_class_step(entries, shards.chains.recipe.form).items():
             shape, start = layout.place_of(shard, name, value)
             ranges = {**own[name].ranges} if name in own else {}
             ranges[start] = value.detach().reshape(-1)

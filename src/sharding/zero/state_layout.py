@@ -1,4 +1,4 @@
-"""Layout of the state of a parameter, and conversion of saved state to it, range by range."""
+"""Layout of the state of a parameter, and conversion of state dicts to it."""
 
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -10,15 +10,11 @@ from functional_optim.engine.recipes import GroupChain, StateDictForm
 from functional_optim.engine.stages import block_size_of
 from functional_optim.engine.states import init_leaf, starts_in_first_step, to_entries, torch_step
 from functional_optim.storage.conversion import (
-    FieldTensors,
     PlainForm,
-    decode_entries,
     find_extras,
-    find_field_tensors,
     plain_form,
 )
 from functional_optim.storage.param_storage import value_of
-from functional_optim.storage.state_storage import BLOCK
 from sharding.transport import Range
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
@@ -42,12 +38,24 @@ class StateLayout(NamedTuple):
 
     def place_of(self, shard: LocalShard, name: str, tensor: Tensor) -> tuple[tuple[int, ...], int]:
         """Return the shape of a whole parameter's plain entry, and the shard's offset in it."""
-        kind = "element" if name in self.plain.extras else self.kinds.get(name, "leaf")
-        if shard.whole or kind == "leaf":
+        span = self.span_of(name, shard.start, shard.param.numel())
+        if shard.whole or span is None:
             return tuple(tensor.shape), 0
-        if kind == "element":
-            return tuple(shard.param.shape), shard.start
-        return (-(-shard.param.numel() // self.block_size),), shard.start // self.block_size
+        return tuple(shard.param.shape) if self._kind_of(name) == "element" else span[1:], span[0]
+
+    def span_of(self, name: str, start: int, stop: int) -> Range | None:
+        """Return the span of a plain entry that elements [start, stop) of a parameter need.
+
+        None for an entry that belongs to the whole parameter.
+        """
+        kind = self._kind_of(name)
+        if kind == "block":
+            return start // self.block_size, -(-stop // self.block_size)
+        return (start, stop) if kind == "element" else None
+
+    def _kind_of(self, name: str) -> FieldKind:
+        is_extra = bool(find_extras([name], self.plain.dtypes))
+        return "element" if is_extra else self.kinds.get(name, "leaf")
 
 
 class StateLayouts:
@@ -66,7 +74,7 @@ class StateLayouts:
         """Return the layout of the state of a parameter of a group, whichever rank owns it."""
         kind = (number, param.shape, param.dtype, param.device)
         if kind not in self._known:
-            chain = self._shards.recipes.readers[number].chain(self._groups[number])
+            chain = self._shards.chains.reader(number).chain(self._groups[number])
             self._known[kind] = _layout(chain, param)
         return self._known[kind]
 
@@ -119,49 +127,6 @@ def _layout(chain: GroupChain, key: Tensor) -> StateLayout:
     kinds = _field_kinds(chain._replace(stages=form.stages, hypers=form.hypers), like)
     late = starts_in_first_step(form.stages, form.hypers, like)
     return StateLayout(chain, form, kinds, block_size_of(form.stages), late)
-
-
-def spans_of(
-    layout: StateLayout, names: Sequence[str], numel: int, start: int, stop: int
-) -> dict[str, Range]:
-    """Return the spans of saved tensors that elements [start, stop) of a parameter need.
-
-    Tensors that were stored in blocks are needed in whole blocks. A tensor without a span belongs
-    to the whole parameter, which has ``numel`` elements.
-    """
-    fields = layout.plain.dtypes
-    found = dict.fromkeys(find_extras(names, fields), (start, stop))
-    for field, parts in find_field_tensors(fields, names).items():
-        kind = layout.kinds.get(field, "leaf")
-        if kind == "block":
-            found[parts.values] = (start // layout.block_size, -(-stop // layout.block_size))
-        elif kind == "element":
-            found |= _element_spans(parts, numel, start, stop)
-    return found
-
-
-def _element_spans(parts: FieldTensors, numel: int, start: int, stop: int) -> dict[str, Range]:
-    if parts.scale is None:
-        return {parts.values: (start, stop)}
-    first, last = start // BLOCK, -(-stop // BLOCK)
-    return {parts.values: (first * BLOCK, min(last * BLOCK, numel)), parts.scale: (first, last)}
-
-
-def decode_range(
-    layout: StateLayout,
-    entries: Mapping[str, Any],
-    spans: Mapping[str, Range],
-    start: int,
-    stop: int,
-) -> dict[str, Any]:
-    """Return the plain entries of elements [start, stop), from the spans that they need."""
-    fields = layout.plain.dtypes
-    found = decode_entries(entries, fields)
-    for field, (values, scale) in find_field_tensors(fields, entries).items():
-        if scale is not None and values in spans and found[field].numel() != stop - start:
-            begin = spans[values][0]
-            found[field] = found[field].reshape(-1)[start - begin : stop - begin]
-    return found
 
 
 def needs_extra_digits(names: Sequence[str], layout: StateLayout, param: Tensor) -> bool:

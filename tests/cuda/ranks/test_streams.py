@@ -15,8 +15,7 @@ if not torch.cuda.is_available():
 
 LATE = [
     {"name": "tower", "kind": "scatter", "policy": "greedy", "iterations": 60, "side": False},
-    {"name": "tower", "kind": "forward", "policy": "greedy", "iterations": 60, "side": False},
-    {"name": "tower", "kind": "forward", "policy": "elements", "iterations": 40, "side": True},
+    {"name": "tower", "kind": "scatter", "policy": "elements", "iterations": 40, "side": True},
     {"name": "tower", "kind": "interleaved", "policy": "greedy", "iterations": 40, "side": False},
     {"name": "prodigy", "kind": "scatter", "policy": "elements", "iterations": 30, "side": True},
     {"name": "unused", "kind": "held", "policy": "greedy", "iterations": 20, "side": False},
