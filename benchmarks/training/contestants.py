@@ -6,7 +6,7 @@ from typing import Any
 
 import functional_optim
 from functional_optim import Optimizer, algorithms, partition
-from functional_optim.testing import CASES, INPUT_CASES
+from tests.cases import CASES, INPUT_CASES
 
 REST_RATE = 3e-3
 """Learning rate of AdamW for the parameters that an algorithm for matrices cannot take."""

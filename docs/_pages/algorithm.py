@@ -14,7 +14,7 @@ from docs._pages.markdown import table
 from docs._pages.stories import body, example, formula, marked, reference, section, summary
 from functional_optim import Optimizer, algorithms, describe
 from functional_optim.core.leaf import is_measured
-from functional_optim.testing import CASES, INPUT_CASES
+from tests.cases import CASES, INPUT_CASES
 
 SIZE = 1024
 """Rows and columns of the matrix whose state is counted."""

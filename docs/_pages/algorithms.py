@@ -8,7 +8,7 @@ import functional_optim
 from docs._pages.markdown import table
 from docs._pages.stories import call, formula, reference, summary
 from functional_optim import algorithms, describe, functional_optim_map
-from functional_optim.testing import CASES, INPUT_CASES
+from tests.cases import CASES, INPUT_CASES
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.9},

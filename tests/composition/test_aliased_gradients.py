@@ -19,8 +19,8 @@ from functional_optim import (
     partition,
     sgd,
 )
-from functional_optim.testing import CASES, CHAINS, INPUT_CASES
 from functional_optim.testing.inputs import fed
+from tests.cases import CASES, CHAINS, INPUT_CASES
 from tests.choices import case
 
 Params = dict[str, Tensor]

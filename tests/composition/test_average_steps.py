@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Link, chain, lookahead, outer_nesterov, sgd, swa, tail_ema
-from functional_optim.testing.chain_cases import ONE_CHAIN
+from tests.cases import ONE_CHAIN
 
 from ..choices import case
 from ..tensors import assert_same

@@ -41,7 +41,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.kernels import ExecutorName
-from functional_optim.testing import CASES, INPUT_CASES
+from tests.cases import CASES, INPUT_CASES
 
 from ..choices import case
 from ..tensors import bits, same_bits  # noqa: F401  for the tests

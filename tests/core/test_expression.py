@@ -49,8 +49,9 @@ from functional_optim import (
     with_shape,
 )
 from functional_optim.core.hyper import format_hyper
-from functional_optim.testing import CASES, CHAINS, INPUT_CASES, chain_cases
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
+from tests.cases import CASES, CHAINS, INPUT_CASES
+from tests.cases.chains import label_by_name
 from tests.choices import case, examples
 
 from .support import EVERY, noise
@@ -149,7 +150,7 @@ def test_what_is_printed_makes_an_equal_optimizer() -> None:
     known = {**defaults, **EVERY, **OTHERS, **COMPOSED}
     for name, optimizer in known.items():
         with case(name=name):
-            KNOWN.setdefault("label_by_name", chain_cases.label_by_name)
+            KNOWN.setdefault("label_by_name", label_by_name)
             text = repr(optimizer)  # repr tries constructors, which takes a while
             made = read_text(text)
             assert made == optimizer
@@ -164,7 +165,7 @@ def test_options_that_are_drawn_are_printed(data: st.DataObject) -> None:
     """Fault 26: the printed text makes an equal optimizer for any options."""
     tables = {**CASES, **CHAINS}
     name = data.draw(st.sampled_from(sorted(tables)))
-    KNOWN.setdefault("label_by_name", chain_cases.label_by_name)
+    KNOWN.setdefault("label_by_name", label_by_name)
     optimizer = tables[name].factory(**data.draw(tables[name].options))
     assert read(optimizer) == optimizer
 

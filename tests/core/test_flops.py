@@ -28,7 +28,7 @@ from functional_optim import (
 from functional_optim.core.matrices import eigen_flops, qr_flops, solve_flops, svd_flops
 from functional_optim.core.stage import Rule
 from functional_optim.optimizer.flops import step_flops
-from functional_optim.testing.cases import CASES
+from tests.cases import CASES
 from tests.choices import case
 
 RULES: dict[str, Optimizer] = {

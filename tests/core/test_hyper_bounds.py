@@ -17,7 +17,7 @@ from functional_optim import (
     qhm,
     sgd,
 )
-from functional_optim.testing import CASES
+from tests.cases import CASES
 from tests.choices import each_value
 
 from .support import refused

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, galore_adamw, kl_soap, muon, sgd, shampoo, soap
-from functional_optim.testing import CASES
 from tests.agreement.formulas_shampoo import soap_formula
+from tests.cases import CASES
 from tests.choices import each_value
 
 from ..choices import case, pairs

@@ -15,8 +15,8 @@ from functional_optim import (
     schedule_free_sgd,
     sgd,
 )
-from functional_optim.testing import CASES, CHAINS, INPUT_CASES
 from functional_optim.testing.inputs import fed
+from tests.cases import CASES, CHAINS, INPUT_CASES
 from tests.choices import each_value
 
 from .stages import BALL

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from functional_optim import Optimizer, TorchOptimizer
 from functional_optim.core.state import LeafState
-from functional_optim.testing import CASES, Case
 from functional_optim.testing.subject import plain_oracle
+from tests.cases import CASES, Case
 from tests.front_ends.support import CASES as TORCHS
 
 from .support import like, noise, same_bits

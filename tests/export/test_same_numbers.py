@@ -12,7 +12,7 @@ from functional_optim import Optimizer, adam, adamw, chain, clip_by_global_norm,
 from functional_optim.export import export_step
 from functional_optim.export import step as exporting
 from functional_optim.storage import stored
-from functional_optim.testing.chain_cases import ONE_CHAIN
+from tests.cases import ONE_CHAIN
 from tests.choices import EVERYTHING, each, examples
 
 from .stages import OWN, ROW, SIGNED

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from functional_optim.kernels import ExecutorName
-from functional_optim.testing import CASES, CHAINS, INPUT_CASES, LAWS, LeafSpec, Values
-from functional_optim.testing.combinations import STORAGES, stored_subject, why_not
+from functional_optim.testing import LAWS, LeafSpec, Values
 from functional_optim.testing.runs import (
     LAYOUTS,
     MAX_STEPS,
@@ -24,7 +23,9 @@ from functional_optim.testing.runs import (
     Shape,
     runs,
 )
-from functional_optim.testing.storage_laws import stored_is_bounded
+from tests.cases import CASES, CHAINS, INPUT_CASES
+from tests.laws.combinations import STORAGES, stored_subject, why_not
+from tests.laws.storage_laws import stored_is_bounded
 
 from ..choices import EVERYTHING, case, examples
 

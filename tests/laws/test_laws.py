@@ -10,8 +10,9 @@ import functional_optim
 from functional_optim import Link, algorithms, export_step, transforms
 from functional_optim.kernels.blocked_kernel import BLOCK_VARIABLE
 from functional_optim.storage import stored
-from functional_optim.testing import CASES, LAWS, check_law, check_optimizer
+from functional_optim.testing import LAWS, check_law, check_optimizer
 from functional_optim.testing.runs import REAL_DTYPES, WIDE_SHAPE, Run, runs
+from tests.cases import CASES
 
 from ..choices import case
 from . import support

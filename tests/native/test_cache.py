@@ -306,10 +306,11 @@ def test_the_folder_where_the_user_stands_has_no_say(
     assert library(source + text(0).replace("0", "NUMBER"), FLAGS).number() == 1
 
 
-def test_what_cannot_be_compiled(folder: Path) -> None:
+def test_what_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for command, said in FAILS.values():
+        monkeypatch.setenv("CXX", command)
         with pytest.raises(CompileError, match=said):
-            library(text(1), FLAGS, shlex.split(command))
+            library(text(1), FLAGS)
         assert not list(folder.glob("*")), command
 
 
@@ -321,8 +322,9 @@ def test_a_text_that_does_not_compile() -> None:
 
 def test_a_compiler_that_hangs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("FUNCTIONAL_OPTIM_COMPILE_TIMEOUT", "0.5")
+    monkeypatch.setenv("CXX", HANGS)
     with pytest.raises(CompileError, match="took longer than 0.5 s"):
-        library(text(1), FLAGS, shlex.split(HANGS))
+        library(text(1), FLAGS)
     assert not list(folder.glob("*"))
 
 
@@ -336,6 +338,7 @@ def test_a_compiler_that_does_not_say_its_version(
     clock = Clock()
     monkeypatch.setattr(cache, "time", clock)
     monkeypatch.setattr(cache, "_VERSION_TIMEOUTS", {})
+    monkeypatch.setenv("CXX", shlex.join(["sh", str(script)]))
     for seconds, named in (("0.25", "0.25 s \\(FUNCTIONAL_OPTIM_COMPILE_TIMEOUT"), ("9", "1 s$")):
         with case(seconds=seconds):
             monkeypatch.setenv("FUNCTIONAL_OPTIM_COMPILE_TIMEOUT", seconds)
@@ -343,7 +346,7 @@ def test_a_compiler_that_does_not_say_its_version(
             asked.write_text("")
             for number in (1, 2, 3):
                 with pytest.raises(CompileError, match=f"does not say its version: .* {named}"):
-                    library(text(number), FLAGS, ["sh", str(script)])
+                    library(text(number), FLAGS)
             assert asked.read_text().split() == ["asked"]
             clock.ahead += cache.RETRY_SECONDS
     script.write_text("echo version 1\n")

@@ -28,13 +28,14 @@ from functional_optim import (
 )
 from functional_optim.core.state import field_tensors
 from functional_optim.kernels import ExecutorName
-from functional_optim.testing import CASES, INPUT_CASES, LawBroken, Subject, check_law
+from functional_optim.testing import LawBroken, Subject, check_law
 from functional_optim.testing.inputs import SCALE, fed
 from tests.agreement.formulas_adaptive import ADAPTIVE_FORMULAS
 from tests.agreement.formulas_first import FIRST_FORMULAS
 from tests.agreement.formulas_layerwise import LAYERWISE_FORMULAS, MATRICES
 from tests.agreement.formulas_muon import MUON_FORMULAS
 from tests.agreement.formulas_shampoo import SHAMPOO_FORMULAS
+from tests.cases import CASES, INPUT_CASES
 from tests.choices import EVERYTHING
 from tests.composition.second_order import adahessian_formula, sophia_formula
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from functional_optim import adamw, chain, clip_by_global_norm, ftrl, rowwise_adagrad, sgd
 from functional_optim.remote import StaleError
-from functional_optim.testing.chain_cases import ONE_CHAIN
+from tests.cases import ONE_CHAIN
 from tests.choices import case
 
 from . import composed_laws

@@ -17,7 +17,7 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.frontends.local_optimizer import bind_recipe, local_optimizer, resolve_recipe
-from functional_optim.testing import ANY_SHAPE
+from tests.cases import ANY_SHAPE
 from tests.choices import case, each_value
 
 from .support import WithoutEquivalent, assert_same, gradients, locally, noise, parameters

@@ -147,7 +147,7 @@ def test_steps_that_wait_are_counted() -> None:
     sent = [optimizer._workers.send_step(sources, groups, taken) for _ in range(3)]
     Waiting.go.set()
     for asked in sent:
-        for future in asked.futures.values():
+        for future in asked.values():
             future.result(60)
     assert [(one.steps, one.waits) for one in optimizer.counters().values()] == [(3, 2)] * 2
     optimizer.close()

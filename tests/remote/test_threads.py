@@ -11,7 +11,7 @@ from functional_optim import (
     adamw,
     sgd,
 )
-from functional_optim.testing.chain_cases import ONE_CHAIN
+from tests.cases import ONE_CHAIN
 from tests.choices import case, examples, pairs
 
 from .support import SHAPES, assert_same, gradients, locally, parameters, placement

@@ -35,14 +35,12 @@ def _norm_of_each(tensors: list[Tensor]) -> list[Tensor]:  # TorchScript compile
     return [torch.linalg.vector_norm(one) for one in tensors]
 
 
-def foreach_vector_norm(
-    tensors: list[Tensor], order: float = 2.0, *, dtype: torch.dtype | None = None
-) -> list[Tensor]:
+def foreach_vector_norm(tensors: list[Tensor], *, dtype: torch.dtype | None = None) -> list[Tensor]:
     """Return ``torch.linalg.vector_norm`` of each tensor, in one call if torch has it."""
     foreach = getattr(torch, "_foreach_norm", None)
     if foreach is None:
-        return [torch.linalg.vector_norm(one, order, dtype=dtype) for one in tensors]
-    found: list[Tensor] = foreach(tensors, order, dtype=dtype)
+        return [torch.linalg.vector_norm(one, dtype=dtype) for one in tensors]
+    found: list[Tensor] = foreach(tensors, dtype=dtype)
     return found
 
 

@@ -19,10 +19,10 @@ from functional_optim.core.local_shards import (
     local_gradient,
 )
 from functional_optim.core.overlap import check_no_overlap
-from functional_optim.kernels.chunks import LARGE
+from functional_optim.kernels.chunks import LARGE, is_dense
 from functional_optim.plan.flat.buffer import difference
 from functional_optim.plan.flat.layout import FlatBuffer, FlatLayout, copy_with_strides
-from functional_optim.plan.flat.move_checks import immovable_reasons, is_dense
+from functional_optim.plan.flat.move_checks import immovable_reasons
 from functional_optim.plan.guard import MemoryGuard, grads_of, mark_changed
 
 __all__ = [

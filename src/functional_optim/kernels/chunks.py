@@ -111,11 +111,10 @@ def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
     return UNCHUNKABLE.get(tuple(stages)) if UNCHUNKABLE else None
 
 
-def why_not_flat(stages: Sequence[Stage], leaf: Leaf, block_size: int | None = None) -> str | None:
+def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
     """Return the reason why a leaf cannot be a chunk or part of one; None if it can."""
-    param, size = leaf.param, block_size_of(stages) if block_size is None else block_size
-    count, has_no_dims = param.numel(), not param.dim()
-    allowed = count, -(-count // size)
+    count, has_no_dims = leaf.param.numel(), not leaf.param.dim()
+    allowed = count, -(-count // block_size_of(stages))
     for tensor in tensors_of(leaf):
         if tensor.numel() not in allowed or (not tensor.dim()) != has_no_dims:
             return f"{leaf.name!r} keeps a state of another shape than the parameter"

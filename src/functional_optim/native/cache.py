@@ -317,17 +317,15 @@ _LOADED: dict[str, ctypes.CDLL] = {}
 """Libraries of this process, by key."""
 
 
-def library(
-    source: str, flags: Sequence[str], compiler: Sequence[str] | None = None
-) -> ctypes.CDLL:
+def library(source: str, flags: Sequence[str]) -> ctypes.CDLL:
     """Return the compiled library of a C++ source: from memory, from disk, or compiled now.
 
-    Several processes that need the same library compile it once.
+    The compiler is the command in ``CXX``, or ``g++``. Several processes that need the same library
+    compile it once.
 
     Args:
         source: the whole C++ source.
         flags: arguments after the source on the command line, such as ``-shared``; libraries last.
-        compiler: the words of the compiler's command; by default those of ``CXX``, or ``g++``.
 
     Returns:
         The loaded library. Calls of it release the GIL.
@@ -341,9 +339,7 @@ def library(
         >>> library(text, ["-shared", "-fPIC"]).twice(21)
         42
     """
-    recipe = BuildRecipe(
-        source, tuple(flags), default_compiler() if compiler is None else tuple(compiler)
-    )
+    recipe = BuildRecipe(source, tuple(flags), default_compiler())
     key = recipe.key
     if key in _LOADED:
         return _LOADED[key]

@@ -239,8 +239,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             versions = self._limit.gradient_versions(snapshot, self.workers)
             with self._send_lock:  # all workers get the steps of one optimizer in the same order
                 self._chain_groups.check_step(self.param_groups)
-                pending = self._workers.send_step(sources, self.param_groups, versions)
-            self._workers.gather(pending)
+                steps = self._workers.send_step(sources, self.param_groups, versions)
+            gather_results("step", steps)
 
     def snapshot(self, *, workers: Collection[str] | None = None) -> Snapshot:
         """Return a copy-on-write snapshot of all parameters, which no step changes.

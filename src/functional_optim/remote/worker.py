@@ -1,7 +1,7 @@
 """Optimizer of one worker over the parameters of that worker."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -10,15 +10,17 @@ from torch import Tensor
 
 from functional_optim._torch.tensors import values_of, version_of
 from functional_optim.engine.gradients import addends, check_and_unscale_, scale_
-from functional_optim.engine.options import options_of
+from functional_optim.engine.options import are_unchanged, options_of
 from functional_optim.engine.recipes import OpaqueRecipe, Recipe, bind_recipe
 from functional_optim.engine.stages import has_gates
 from functional_optim.engine.states import own_copy
 from functional_optim.remote.counters import Counters
-from functional_optim.remote.options import MissingOptionsError, Sent, VersionedOptions
 from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import GradientVersions, StaleError, age, check_age
 from functional_optim.remote.versions import Versions, param_versions
+
+Options = Sequence[Mapping[str, Any]]
+"""The options of each group of a worker."""
 
 _ANY_AGE = GradientVersions()
 """Gradients of unknown versions, without a limit."""
@@ -96,7 +98,8 @@ class WorkerOptimizer:
         self._before: dict[str, Any] | None = None
         self._counts: dict[str, int] = dict.fromkeys(Counters._fields[:-1], 0)
         self._ages: dict[int, int] = {}
-        self._version = 0  # of the current options; 0 is never sent
+        self._caller_options: Options = [{}] * len(worker_groups)
+        """The options of the last call; empty before the first call, and after a load."""
         opaque = isinstance(recipe, OpaqueRecipe)
         groups = [
             {**group.options, "params": [pair[1] if opaque else pair for pair in group.params]}
@@ -138,7 +141,7 @@ class WorkerOptimizer:
     def step(
         self,
         source: Any,
-        options: Sent,
+        options: Options,
         measured: Sequence[Tensor] = (),
         read_at: GradientVersions = _ANY_AGE,
     ) -> None:
@@ -146,13 +149,12 @@ class WorkerOptimizer:
 
         Args:
             source: of gradients, for the exchange.
-            options: the new options of each group, or their version.
+            options: of the caller's groups.
             measured: totals over all workers.
             read_at: the versions that the gradients are of.
 
         Raises:
             StaleError: the gradients are too old. Nothing changes.
-            MissingOptionsError: the worker lacks the options of this version. Nothing changes.
         """
         with self._lock.acquire(self) as waited:
             grads = self._exchange.gradients(source, self._params)
@@ -167,7 +169,7 @@ class WorkerOptimizer:
             if gradient_age is not None:
                 self._ages[gradient_age] = self._ages.get(gradient_age, 0) + 1
 
-    def measure(self, source: Any, options: Sent, measured: Sequence[Tensor]) -> Tensor:
+    def measure(self, source: Any, options: Options, measured: Sequence[Tensor]) -> Tensor:
         """Return each parameter's addend to the next total. Options are as for :meth:`step`."""
         grads = self._exchange.gradients(source, self._params)
         with self._lock.acquire(self):
@@ -187,7 +189,7 @@ class WorkerOptimizer:
         """Divide gradients by a scale. Return True if some are not finite."""
         return check_and_unscale_(self._exchange.gradients(source, self._params), scale)
 
-    def state_dict(self, options: VersionedOptions) -> dict[str, Any]:
+    def state_dict(self, options: Options) -> dict[str, Any]:
         """Return a copy of options and state in torch's format, with tensors on the CPU."""
         with self._lock.acquire(self):
             self._update_options(options)
@@ -198,16 +200,17 @@ class WorkerOptimizer:
         """Load a state, and keep the previous state until :meth:`finish_load`."""
         with self._lock.acquire(self):
             before = own_copy(self._local.state_dict())
+            self._forget_options()
             self._local.load_state_dict(own_copy(state_dict))
-            self._before, self._version = before, 0
+            self._before = before
 
     def finish_load(self, keep: bool) -> None:
         """Keep the loaded state, or restore the previous state."""
         before, self._before = self._before, None
         if not keep and before is not None:
             with self._lock.acquire(self):
+                self._forget_options()
                 self._local.load_state_dict(before)
-                self._version = 0
 
     def counters(self) -> Counters:
         return Counters(**self._counts, staleness=dict(self._ages))
@@ -258,18 +261,22 @@ class WorkerOptimizer:
         for name, value in added.items():
             self._counts[name] += value
 
-    def _update_options(self, options: Sent) -> None:
-        """Set the caller's options. Raise MissingOptionsError for an unknown version alone."""
-        if isinstance(options, int):
-            if options != self._version:
-                raise MissingOptionsError(
-                    f"there are no options of version {options} here, but {self._version}"
-                )
-            return
+    def _update_options(self, options: Options) -> None:
+        """Set the options that the caller has changed.
+
+        A class of the user may change other entries of its groups in its steps, such as a count.
+        """
+        groups = self._local.param_groups
         # A class of the user may have fewer groups than it was given.
-        for group, own in zip(self._local.param_groups, options.groups, strict=False):
-            group.update(own)
-        self._version = options.version
+        for group, own, before in zip(groups, options, self._caller_options, strict=False):
+            for name, value in own.items():
+                if name not in before or not are_unchanged((before[name],), (value,)):
+                    group[name] = value
+        self._caller_options = options
+
+    def _forget_options(self) -> None:
+        """Set all options in the next call: a load has changed them."""
+        self._caller_options = [{}] * len(self._caller_options)
 
 
 def _grad_bytes(grad: Tensor) -> int:

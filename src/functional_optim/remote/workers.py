@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +16,13 @@ from functional_optim.engine.gradients import (
     sum_in_order,
 )
 from functional_optim.engine.messages import format_value
+from functional_optim.engine.options import options_of
 from functional_optim.engine.recipes import ComposedRecipe
 from functional_optim.engine.states import own_copy
 from functional_optim.engine.tensors import check_fit, check_grad, clone_aliased
 from functional_optim.remote.chain_groups import ChainGroups
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import collect_results, gather_results, worker_error
-from functional_optim.remote.options import MissingOptionsError, OptionsSender, VersionedOptions
 from functional_optim.remote.placement import groups_by_worker, name_gradients
 from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import GradientVersions
@@ -45,16 +45,6 @@ _LOCAL: Mapping[str, Callable[[Any, float], Any]] = {
     "unscale_": check_and_unscale_,
 }
 """Operations on gradients in this process. Workers have methods with the same names."""
-
-
-class PendingCalls(NamedTuple):
-    """Calls to all workers of one method that takes options."""
-
-    method: str
-    options: dict[str, VersionedOptions]
-    arguments: dict[str, tuple[Any, ...]]
-    """The arguments of each worker, without the options."""
-    futures: dict[str, "Future[Any]"]
 
 
 class Workers:
@@ -107,9 +97,6 @@ class Workers:
         self._num_totals: int = max(one[0] for one in self._descriptions.values())
         # Totals and shared scalars depend on the state after the previous step.
         self._needs_order = isinstance(recipe, ComposedRecipe) or self._num_totals > 0
-        self._options = OptionsSender(
-            {worker: [group.number for group in own] for worker, own in self.worker_groups.items()}
-        )
 
     def initial_options(self) -> list[dict[str, Any]]:
         """Return the first options of each group, including the defaults of its workers."""
@@ -184,7 +171,7 @@ class Workers:
 
     def send_step(
         self, sources: Sources, groups: Groups, read_at: Mapping[str, GradientVersions]
-    ) -> PendingCalls:
+    ) -> dict[str, "Future[Any]"]:
         """Compute the totals of a step, then send the step to all workers.
 
         Args:
@@ -203,22 +190,23 @@ class Workers:
                 worker: (sources[worker] if sends else None, one) for worker, one in read_at.items()
             }
             gather_results("step", self._call("check", checks))
-        options = self._options.current(groups)
+        options = self._worker_options(groups)
         if self._needs_order and not self.transport.keeps_order:
             wait([one for sent in self._running_steps.values() for one in sent])
         sources = self._copy_aliased(sources)
         totals = self._compute_totals(sources, options)
         more = (totals,) if totals or read_at else ()  # short messages: leave out the defaults
+        ages = {worker: (one,) for worker, one in read_at.items()}
         arguments = {
-            worker: (sources[worker], *more, *([read_at[worker]] if read_at else []))
+            worker: (sources[worker], options[worker], *more, *ages.get(worker, ()))
             for worker in self.handles
         }
-        pending = self._send_with_options("step", options, arguments)
-        for worker, future in pending.futures.items():
+        futures = self._call("step", arguments)
+        for worker, future in futures.items():
             running = [one for one in self._running_steps[worker] if not one.done()]
             self._waits[worker] += bool(running)
             self._running_steps[worker] = [*running, future]
-        return pending
+        return futures
 
     def _copy_aliased(self, sources: Sources) -> Sources:
         """Copy gradients that share memory with parameters: another worker may step first."""
@@ -228,30 +216,6 @@ class Workers:
             for worker, own in sources.items()
         }
 
-    def gather(self, pending: PendingCalls) -> dict[str, Any]:
-        """Return the results of all workers, after all workers have answered.
-
-        A worker that lacks the options of a version gets the full options in a second call.
-
-        Raises:
-            WorkerError: some workers failed.
-        """
-        results, errors = collect_results(pending.futures)
-        missing = [worker for worker, one in errors.items() if isinstance(one, MissingOptionsError)]
-        if missing:
-            full = {
-                worker: _insert_options(pending.arguments[worker], pending.options[worker])
-                for worker in missing
-            }
-            more, failed = collect_results(self._call(pending.method, full))
-            results |= more
-            errors = {worker: one for worker, one in errors.items() if worker not in full} | failed
-        for worker in results:
-            self._options.acknowledge(worker, pending.options[worker])
-        if errors:
-            raise worker_error(pending.method, errors, len(pending.futures))
-        return results
-
     def _order_by_parameter(self, found: Mapping[str, Tensor]) -> list[Any]:
         """Return the workers' numbers or rows, one per parameter, in the order of the groups."""
         by_name: dict[str, Any] = {}
@@ -260,14 +224,13 @@ class Workers:
         return [by_name[one.name] for one in self._params]
 
     def state_dicts(self, groups: Groups, workers: Collection[str]) -> dict[str, Any]:
-        options = self._options.current(groups)
+        options = self._worker_options(groups)
         arguments = {worker: (options[worker],) for worker in workers}
         found: dict[str, Any] = gather_results("state_dict", self._call("state_dict", arguments))
         return own_copy(found)  # type: ignore[no-any-return]  # results may be in shared memory
 
     def load(self, parts: Mapping[str, Any]) -> None:
         """Load a state dict on all workers, or, if one of them raises an error, on none."""
-        self._options.invalidate()
         futures = self._call("load_state_dict", {worker: (part,) for worker, part in parts.items()})
         loaded, errors = collect_results(futures)
         finishing = {
@@ -307,28 +270,26 @@ class Workers:
             for worker, own in (arguments or dict.fromkeys(self.handles, ())).items()
         }
 
-    def _send_with_options(
-        self,
-        method: str,
-        options: dict[str, VersionedOptions],
-        arguments: dict[str, tuple[Any, ...]],
-    ) -> PendingCalls:
-        """Call a method with options, or with their version if the worker has them."""
-        encode = self._options.encode
-        sent = {
-            worker: _insert_options(own, encode(worker, options[worker]))
-            for worker, own in arguments.items()
+    def _worker_options(self, groups: Groups) -> dict[str, tuple[dict[str, Any], ...]]:
+        """Return the current options of each worker's groups.
+
+        They are in a tuple: a transport may send each list in a buffer of its own.
+        """
+        return {
+            worker: tuple(options_of(groups[group.number]) for group in own)
+            for worker, own in self.worker_groups.items()
         }
-        return PendingCalls(method, options, arguments, self._call(method, sent))
 
     def _compute_totals(
-        self, sources: Sources, options: dict[str, VersionedOptions]
+        self, sources: Sources, options: Mapping[str, tuple[dict[str, Any], ...]]
     ) -> list[Tensor]:
         """Return the totals that stages need, summed in the order of the parameters."""
         totals: list[Tensor] = []
         for _ in range(self._num_totals):
-            arguments = {worker: (sources[worker], tuple(totals)) for worker in self.handles}
-            addends = self.gather(self._send_with_options("measure", options, arguments))
+            arguments = {
+                worker: (sources[worker], options[worker], tuple(totals)) for worker in self.handles
+            }
+            addends = gather_results("measure", self._call("measure", arguments))
             totals.append(_total(self._order_by_parameter(addends)))
         return totals
 
@@ -338,8 +299,3 @@ def _total(found: Sequence[Any]) -> Tensor:
     if isinstance(found[0], list):
         return torch.stack([_total(column) for column in zip(*found, strict=True)])
     return sum_in_order(found)
-
-
-def _insert_options(arguments: tuple[Any, ...], options: Any) -> tuple[Any, ...]:
-    """Return arguments with the options after the first argument, the source of gradients."""
-    return (arguments[0], options, *arguments[1:])

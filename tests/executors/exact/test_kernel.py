@@ -14,7 +14,7 @@ from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact import kernel
 from functional_optim.kernels.exact.program import LoopProgram
-from functional_optim.testing.chain_cases import ONE_CHAIN
+from tests.cases import ONE_CHAIN
 
 from ...choices import case, pairs
 from ..rules import RULES

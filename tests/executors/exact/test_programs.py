@@ -12,7 +12,7 @@ from functional_optim.kernels.exact import kernel, program
 from functional_optim.kernels.exact.formulas import FORMULAS
 from functional_optim.kernels.exact.phases import Variant
 from functional_optim.kernels.passes import passes_of
-from functional_optim.testing.chain_cases import ONE_CHAIN
+from tests.cases import ONE_CHAIN
 
 from ...choices import EVERYTHING, case, pairs
 from ..rules import RULES, VARIANTS

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from functional_optim import State, adamw, muon, sgd, stored
-from functional_optim.plan import item_steps
 
 from ...choices import case, pairs
 from ..support import Twins, assert_same, copied, noise
@@ -94,18 +93,8 @@ OTHERS: dict[str, Any] = {
 }
 
 
-def test_gradients_of_other_layouts_are_stepped_at_once(
-    executors: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are copied into the buffers, and no parameter is stepped alone."""
-    alone: list[Any] = []
-    prepare = item_steps.prepare
-
-    def noted(*given: Any, **options: Any) -> Any:
-        alone.append(given)
-        return prepare(*given, **options)
-
-    for one in pairs(kind=OTHERS, executor=[one for one in executors if one != "reference"]):
+def test_gradients_of_other_layouts_make_the_same_step(executors: Any) -> None:
+    for one in pairs(kind=OTHERS, executor=executors):
         dtype, change = OTHERS[one["kind"]]
 
         def made(dtype: torch.dtype = dtype) -> list[Tensor]:
@@ -115,11 +104,7 @@ def test_gradients_of_other_layouts_are_stepped_at_once(
         for step in range(3):
             grads = [change(noise(10 * step + k, 4, 4, dtype=dtype)) for k in range(3)]
             kept = copied(grads)
-            with monkeypatch.context() as patch:
-                patch.setattr(item_steps, "prepare", noted)
-                twins.bound.step(grads)
-            twins.optimizer.update_(twins.plain, grads, twins.state)
+            twins.step(grads)
             with case(**one, step=step):
                 twins.require_same()
                 assert_same(grads, kept)
-    assert alone == []

@@ -10,7 +10,7 @@ from functional_optim.core.leaf import Leaf
 from functional_optim.kernels.cache_key import reader
 from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.kernels.signature import VARIES, Container, signature
-from functional_optim.testing.chain_cases import ONE_CHAIN
+from tests.cases import ONE_CHAIN
 
 from ...choices import case
 from ..rules import RULES

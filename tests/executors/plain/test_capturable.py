@@ -21,8 +21,8 @@ from functional_optim import (
     warmup,
     weight_decay,
 )
-from functional_optim.testing.chain_cases import ONE_CHAIN
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
+from tests.cases import ONE_CHAIN
 
 from ...choices import case
 from ..bound_tree import full, parameters

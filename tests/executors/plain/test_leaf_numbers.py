@@ -26,7 +26,7 @@ from functional_optim.kernels.leaf_program import program_of
 from functional_optim.kernels.passes import passes_of
 from functional_optim.kernels.signature import signature
 from functional_optim.numeric import above, number
-from functional_optim.testing.chain_cases import ONE_CHAIN
+from tests.cases import ONE_CHAIN
 
 from ...choices import case
 from ..support import noise

@@ -9,8 +9,8 @@ from functional_optim import Optimizer
 from functional_optim.kernels import ExecutorName
 from functional_optim.kernels.passes import passes_of
 from functional_optim.storage import PARAM_STORAGES, STATE_STORAGES, stored
-from functional_optim.testing.combinations import STORAGES, why_not
 from functional_optim.testing.inputs import fed
+from tests.laws.combinations import STORAGES, why_not
 
 from ...choices import EVERYTHING, case
 from ..support import TABLE, possible_storages, require_combination

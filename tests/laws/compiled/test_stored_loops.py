@@ -6,9 +6,9 @@ import torch
 from functional_optim import Optimizer, chain, clip_by_value, lion
 from functional_optim.kernels.exact import kernel as exact_kernel
 from functional_optim.storage import stored
-from functional_optim.testing import CASES
-from functional_optim.testing.combinations import STORAGES, why_not
 from functional_optim.testing.compare import require_same, snapshot
+from tests.cases import CASES
+from tests.laws.combinations import STORAGES, why_not
 
 from ...tensors import normal
 

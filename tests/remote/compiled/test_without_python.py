@@ -9,7 +9,6 @@ import torch
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, qhm
 from functional_optim.frontends.local_optimizer import local_optimizer, resolve_recipe
 from functional_optim.kernels.errors import UnscriptableError
-from functional_optim.remote.options import VersionedOptions
 from functional_optim.remote.thread_transport import make_worker
 from functional_optim.remote.worker import WorkerGroup, WorkerOptimizer
 from tests.choices import case
@@ -28,7 +27,7 @@ def worker_of(optimizer: Any, params: dict[str, torch.Tensor]) -> WorkerOptimize
 def stepped(optimizer: Optimizer) -> dict[str, torch.Tensor]:
     params = parameters()
     worker = worker_of(optimizer, params)
-    options = VersionedOptions(1, worker.describe()[1])
+    options = worker.describe()[1]
     for step in range(3):
         given = list(gradients(step, ("scale",) if step == 1 else ()).values())
         totals = [worker.measure(given, options, ()).sum() for _ in range(worker.describe()[0])]
@@ -41,7 +40,7 @@ def calls_of_a_step(executor: Any, count: int) -> int:
     params = {str(k): noise(k, 5) for k in range(count)}
     worker = worker_of(adamw(lr=0.1).using(executor=executor), params)
     grads = [noise(100 + k, 5) for k in range(count)]
-    options = VersionedOptions(1, worker.describe()[1])
+    options = worker.describe()[1]
     for _ in range(4):
         worker.step(grads, options)
     return every_call_of(lambda: worker.step(grads, options))

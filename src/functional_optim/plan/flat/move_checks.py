@@ -8,8 +8,8 @@ from torch.nn import Parameter
 
 from functional_optim._torch.derivatives import is_functorch_wrapped_tensor
 from functional_optim._torch.tensors import is_view
-from functional_optim.core.aliasing import has_internal_overlap
 from functional_optim.core.buffer_memory import buffer_of
+from functional_optim.kernels.chunks import is_dense
 
 
 def immovable_reasons(params: Sequence[Tensor], names: Sequence[str]) -> dict[int, str]:
@@ -71,7 +71,7 @@ def _reason_of_memory(param: Tensor) -> str | None:
         return "it is in a flat buffer already, such as that of another optimizer"
     if is_view(param):
         return "it is a view of another tensor"
-    if not is_dense(param):
+    if param.numel() and not is_dense(param):
         return (
             f"its elements do not fill its memory: shape {tuple(param.shape)}, strides "
             f"{param.stride()}"
@@ -86,13 +86,3 @@ def _reason_of_memory(param: Tensor) -> str | None:
     if param.device.type == "cpu" and param.is_shared():
         return "its memory is shared with other processes"
     return None
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Return True if the elements fill a range of memory, each once, in any order."""
-    if tensor.numel() == 0:
-        return True
-    last = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return bool(last + 1 == tensor.numel()) and not has_internal_overlap(tensor)

@@ -3,7 +3,8 @@
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
-from functional_optim.testing.case import (
+
+from .case import (
     BAD_LR,
     BETAS,
     DECAY,

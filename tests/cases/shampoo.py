@@ -3,7 +3,8 @@
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
-from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, NAN, Case, bad_values, some
+
+from .case import BETAS, DECAY, EPS, FLAG, LR, NAN, Case, bad_values, some
 
 SHAMPOO_CASES: dict[str, Case] = {
     "galore_adamw": Case(

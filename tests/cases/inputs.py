@@ -9,10 +9,11 @@ from functional_optim.algorithms.adahessian import scale_by_adahessian
 from functional_optim.algorithms.sophia import scale_by_sophia
 from functional_optim.composition import chain, partition
 from functional_optim.optimizer import Optimizer
-from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, NAN, Case, bad_values, some
-from functional_optim.testing.cases_transforms import TRANSFORM_INPUT_CASES
-from functional_optim.testing.chain_cases import label_by_name
 from functional_optim.transforms import clip_by_global_norm, clip_by_value, descend
+
+from .case import BETAS, DECAY, EPS, FLAG, LR, NAN, Case, bad_values, some
+from .chains import label_by_name
+from .transforms import TRANSFORM_INPUT_CASES
 
 _GAMMA = st.sampled_from([0.01, 1.0, 30.0])
 

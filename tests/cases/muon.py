@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 
 from functional_optim import algorithms
 from functional_optim.algorithms.polar import PolarFactor
-from functional_optim.testing.case import (
+
+from .case import (
     BAD_LR,
     DECAY,
     FLAG,

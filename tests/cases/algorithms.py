@@ -7,7 +7,9 @@ import torch
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
-from functional_optim.testing.case import (
+
+from .adaptive import ADAPTIVE_CASES
+from .case import (
     BAD_ADAM,
     BAD_LR,
     BETAS,
@@ -23,11 +25,10 @@ from functional_optim.testing.case import (
     bad_values,
     some,
 )
-from functional_optim.testing.cases_adaptive import ADAPTIVE_CASES
-from functional_optim.testing.cases_layerwise import LAYERWISE_CASES
-from functional_optim.testing.cases_muon import MUON_CASES
-from functional_optim.testing.cases_shampoo import SHAMPOO_CASES
-from functional_optim.testing.cases_torch import TORCH_CASES
+from .layerwise import LAYERWISE_CASES
+from .muon import MUON_CASES
+from .shampoo import SHAMPOO_CASES
+from .torch_classes import TORCH_CASES
 
 
 def _sgd_options() -> Options:

@@ -10,7 +10,6 @@ from functional_optim.algorithms.adam import scale_by_adam
 from functional_optim.algorithms.lion import scale_by_lion
 from functional_optim.composition import chain
 from functional_optim.optimizer import Optimizer
-from functional_optim.testing.case import BETAS, DECAY, FLAG, LR, Case, some
 from functional_optim.transforms import (
     adaptive_grad_clip,
     add_noise,
@@ -26,6 +25,8 @@ from functional_optim.wrappers.outer_nesterov import outer_nesterov
 from functional_optim.wrappers.qk_clip import qk_clip
 from functional_optim.wrappers.swa import swa
 from functional_optim.wrappers.tail_ema import tail_ema
+
+from .case import BETAS, DECAY, FLAG, LR, Case, some
 
 
 def _clipped_rms(lr: float = 0.1, threshold: float = 1.0) -> Optimizer:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from functional_optim import algorithms
 from functional_optim.algorithms.sparse_adam import sparse_adam
-from functional_optim.testing.case import (
+
+from .case import (
     BAD_ADAM,
     BAD_LR,
     BETAS,

@@ -5,7 +5,7 @@ for all combinations that are declared to work.
 """
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -45,13 +45,6 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
 
     Raises:
         ValueError: a storage or an executor that does not exist.
-
-    Example::
-
-        >>> from functional_optim import lion
-        >>> why_not(lion(), "state int8", "blocked")
-        >>> why_not(lion(), "state int8", "fused")
-        "torch's fused kernels step tensors on CUDA only"
     """
     for what, name, table in (("storage", storage, STORAGES), ("executor", executor, EXECUTORS)):
         if name not in table:
@@ -89,19 +82,6 @@ def _why_not_stored(optimizer: Optimizer) -> str | None:
     if any(isinstance(stage, Transform) and stage.raw for stage in after):
         return "a stored step begins after the total, and does not have the gradient from before it"
     return None
-
-
-def possible_executors(optimizer: Optimizer, storage: str) -> list[ExecutorName]:
-    """Return the executors that can run a chain in a storage.
-
-    Example::
-
-        >>> from functional_optim import lion
-        >>> possible_executors(lion(), "bfloat16+kahan")
-        ['auto', 'reference', 'blocked', 'prefer_fused']
-    """
-    names: tuple[ExecutorName, ...] = get_args(ExecutorName)
-    return [name for name in names if why_not(optimizer, storage, name) is None]
 
 
 def stored_subject(subject: Subject, storage: str, executor: ExecutorName = "reference") -> Subject:

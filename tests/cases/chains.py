@@ -11,10 +11,6 @@ from functional_optim.algorithms.rmsprop import scale_by_rms
 from functional_optim.algorithms.sgd import trace
 from functional_optim.composition import chain, partition
 from functional_optim.optimizer import Optimizer
-from functional_optim.testing.case import BETAS, DECAY, FLAG, LR, Case, Options, some
-from functional_optim.testing.cases import ANY_SHAPE
-from functional_optim.testing.cases_muon import MUON_CHAINS
-from functional_optim.testing.cases_transforms import TRANSFORM_CASES
 from functional_optim.transforms import (
     cautious,
     clip_by_global_norm,
@@ -25,6 +21,11 @@ from functional_optim.transforms import (
     scale_by_sign,
 )
 from functional_optim.wrappers.ema import ema
+
+from .algorithms import ANY_SHAPE
+from .case import BETAS, DECAY, FLAG, LR, Case, Options, some
+from .muon import MUON_CHAINS
+from .transforms import TRANSFORM_CASES
 
 
 def _clipped(**options: Any) -> Optimizer:

@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
-from functional_optim.testing.case import (
+
+from .case import (
     BAD_LR,
     BETAS,
     DECAY,
