@@ -1,6 +1,5 @@
 """Support of the tests of the flat layout: drawn parameters, modules, and their layouts."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,13 +75,6 @@ def make_all(ones: list[Drawn]) -> list[Tensor]:
 def flatten(params: list[Tensor], ones: list[Drawn] | None = None, align: int = 1) -> FlatLayout:
     keys = None if ones is None else [one.key for one in ones]
     return FlatLayout(params, [f"p{i}" for i in range(len(params))], keys=keys, align=align)
-
-
-def copy_gradients(layout: FlatLayout, grads: Sequence[Tensor]) -> None:
-    """Copy gradients into the gradient buffers."""
-    with torch.no_grad():
-        for view, index in zip(layout.gradient_views(), layout.order, strict=True):
-            view.copy_(grads[index])
 
 
 def of_module(module: torch.nn.Module, **options: int) -> FlatLayout:

@@ -13,7 +13,7 @@ from functional_optim.plan.flat.layout import FlatBuffer, FlatLayout
 
 from ..choices import examples
 from ..tensors import assert_same, bits
-from .support import Drawn, aligns, copy_gradients, flatten, make_all, several
+from .support import Drawn, aligns, flatten, make_all, several
 
 
 def real(tensor: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def test_undo_gives_every_parameter_memory_of_its_own(ones: list[Drawn], align: 
         with pytest.raises(RuntimeError, match="undone"):
             method()
     with pytest.raises(RuntimeError, match="undone"):
-        layout.gradients_in_place(params)
+        layout.gather(params)
     again = flatten(params, ones, align)
     assert again.apart == layout.apart
 
@@ -163,7 +163,7 @@ def test_strides_that_reach_nothing_are_kept() -> None:
         param = Parameter(torch.ones(3, dtype=dtype).as_strided((1, 3, 1), (100, 1, 7)))
         layout = flatten([torch.ones(1), param, torch.ones(2, 3, 1)])
         assert layout.apart == () and param.stride() == (100, 1, 7)
-        copy_gradients(layout, [torch.ones(1), torch.ones_like(param) * 2, torch.ones(2, 3, 1)])
+        layout.gather([torch.ones(1), torch.ones_like(param) * 2, torch.ones(2, 3, 1)])
         assert layout.gradient_buffers()[0].count_nonzero() == 10
         layout.undo()
         assert param.stride() == (100, 1, 7)
@@ -174,7 +174,7 @@ def test_no_parameter_at_all() -> None:
     layout = FlatLayout([], [])
     layout.check()
     layout.attach_gradients()
-    assert layout.gradients_in_place([])
+    layout.gather([])
     assert layout.buffers == () and layout.apart == () and layout.gradient_buffers() == []
     layout.undo()
 
@@ -188,7 +188,7 @@ def test_made_under_any_grad_mode() -> None:
         assert not layout.buffers[0].data.is_inference() and not grads[0].is_inference()
         (param * 2).sum().backward()
         with mode:
-            copy_gradients(layout, [param.grad])
+            layout.gather([param.grad])
         assert grads[0].tolist() == [2, 2, 2]
         with mode:
             layout.undo()

@@ -16,6 +16,7 @@ from torch.nn import Parameter
 from functional_optim.core.leaf import layouts_of
 from functional_optim.native import LOOPS
 from functional_optim.plan.flat.buffer import difference
+from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.python_loops import PYTHON_LOOPS
 
 from ..choices import case, examples
@@ -327,6 +328,29 @@ def test_sources_in_memory_that_is_written_are_not_located() -> None:
     assert loops().locate(there, every[:4]) is None
     with pytest.raises(ValueError, match="PyCapsule"):
         loops().locate("taken", every)
+
+
+def test_a_gradient_buffer_that_has_moved_is_not_written_where_it_was() -> None:
+    layout = FlatLayout([torch.zeros(3), torch.zeros(5)], ["a", "b"])
+    grads = [torch.ones(3), torch.ones(5)]
+    [buffer] = layout.gradient_buffers()
+    layout.gather(grads)
+    old = buffer.clone()
+    other = torch.zeros(8)
+    buffer.set_(other.untyped_storage(), 0, (8,))  # type: ignore[call-overload]
+    layout.gather([2 * grad for grad in grads])
+    assert torch.equal(old, torch.ones(8))
+    assert not other.any() or torch.equal(other, torch.full((8,), 2.0))
+
+
+def test_autograd_is_told_of_what_was_gathered() -> None:
+    layout = FlatLayout([torch.zeros(3), torch.zeros(5)], ["a", "b"])
+    [buffer] = layout.gradient_buffers()
+    weight = Parameter(torch.ones(8))
+    loss = (weight * buffer).sum()
+    layout.gather([torch.ones(3), torch.ones(5)])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_nobody_elses_module_is_replaced() -> None:

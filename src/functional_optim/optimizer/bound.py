@@ -260,7 +260,9 @@ class BoundOptimizer:
                 :attr:`gradients`, or None to read ``.grad``. If the flat buffers contain all
                 gradients, each buffer is stepped as one tensor. Otherwise parameters are stepped
                 as by :meth:`Optimizer.update_`, so that with an executor that is not exact,
-                rounding depends on the memory of the gradients.
+                rounding depends on the memory of the gradients. On an accelerator, and if
+                gradients differ from their parameters in strides or are complex, gradients are
+                copied into the buffers first.
             measured: as for :meth:`Optimizer.update`.
             hyper: hyper-parameters for this step only.
 

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import chain, compress
+from operator import attrgetter
 
+import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import NO_CHAIN, LeafChain
 from functional_optim.core.stage import Stage
@@ -17,6 +20,8 @@ from functional_optim.plan.guard import mask_of
 from functional_optim.plan.planned_runs import PreparedStep, step_inputs
 from functional_optim.plan.planned_steps import PlannedSteps
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
+
+_DENSE, _LAYOUT = {torch.strided}, attrgetter("layout")
 
 
 class BoundLeaves:
@@ -66,6 +71,7 @@ class BoundLeaves:
         """The leaves, without their chains. The step count of a buffer has all counts in it."""
         counted = [tensor for one in own for tensor in (*state_tensors(one.stages), one.step)]
         self._tensors = [*(param for param, _ in leaves), *counted]
+        self._is_complex = any(params[k].is_complex() for k in inside)
         alone = map(views.__getitem__, self._alone)
         self.own: list[Tensor | None] = [*(buffer.gradient for buffer in buffers), *alone]
         """The gradients in the buffers: of each leaf, the one in the layout's memory."""
@@ -79,7 +85,12 @@ class BoundLeaves:
             given: a gradient or None for each parameter.
 
         Returns:
-            None if the buffers do not contain the gradients.
+            None if the buffers do not contain the gradients. Gradients are copied there if they
+            have other layouts than the parameters or are complex, and on an accelerator, since the
+            step of many small tensors takes longer than the copy.
+
+        Raises:
+            TypeError, ValueError: a gradient that does not fit its parameter.
         """
         if not self._buffers:
             return None
@@ -94,8 +105,21 @@ class BoundLeaves:
                     for k in own:
                         inside[k] = self._views[k]
         if not self._layout.gradients_in_place(inside):
-            return None
+            if self._may_be_read(inside) or not self.have_one_count():
+                return None
+            for k, leaf in zip(self._alone, self.leaves[len(found) :], strict=True):
+                if given[k] is not None:
+                    check_grad(leaf.param, given[k], leaf.name)
+            self._layout.gather(inside)
         return [*found, *map(given.__getitem__, self._alone)]
+
+    def _may_be_read(self, grads: list[Tensor | None]) -> bool:
+        """Return True if gradients outside of the buffers can be read fast, or cannot be copied."""
+        first = self._views[self.firsts[0]]
+        if first.is_cpu and not self._is_complex and self._layout.gradients_alike(grads):
+            return True
+        are_plain = PLAIN.issuperset(map(type, grads))
+        return not (are_plain and _DENSE.issuperset(map(_LAYOUT, grads)))
 
     def changed(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
         """Return tensors in the memory of the stepped leaves that a plan does not know.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import State, adamw, muon, sgd, stored
+from functional_optim.plan import item_steps
 
 from ...choices import case, pairs
 from ..support import Twins, assert_same, copied, noise
@@ -93,8 +94,18 @@ OTHERS: dict[str, Any] = {
 }
 
 
-def test_gradients_of_other_layouts_make_the_same_step(executors: Any) -> None:
-    for one in pairs(kind=OTHERS, executor=executors):
+def test_gradients_of_other_layouts_are_stepped_at_once(
+    executors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are copied into the buffers, and no parameter is stepped alone."""
+    alone: list[Any] = []
+    prepare = item_steps.prepare
+
+    def noted(*given: Any, **options: Any) -> Any:
+        alone.append(given)
+        return prepare(*given, **options)
+
+    for one in pairs(kind=OTHERS, executor=[one for one in executors if one != "reference"]):
         dtype, change = OTHERS[one["kind"]]
 
         def made(dtype: torch.dtype = dtype) -> list[Tensor]:
@@ -104,7 +115,11 @@ def test_gradients_of_other_layouts_make_the_same_step(executors: Any) -> None:
         for step in range(3):
             grads = [change(noise(10 * step + k, 4, 4, dtype=dtype)) for k in range(3)]
             kept = copied(grads)
-            twins.step(grads)
+            with monkeypatch.context() as patch:
+                patch.setattr(item_steps, "prepare", noted)
+                twins.bound.step(grads)
+            twins.optimizer.update_(twins.plain, grads, twins.state)
             with case(**one, step=step):
                 twins.require_same()
                 assert_same(grads, kept)
+    assert alone == []

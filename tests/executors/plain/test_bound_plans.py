@@ -138,7 +138,9 @@ def test_a_step_by_its_own_gradients_makes_few_calls(executors: Any, calls: Any)
             assert len(found[0]) <= MOST_CALLS, found[0]
 
 
-def test_gradients_in_any_memory_make_the_same_step(executors: Any, planned: list[Any]) -> None:
+def test_gradients_that_were_gathered_make_the_same_step(
+    executors: Any, planned: list[Any]
+) -> None:
     want = trained(bound_to(adamw(0.1), "reference"), 4)
     for one in pairs(executor=executors, form=["a tree", ".grad", "attached"]):
         bound = bound_to(adamw(0.1), one["executor"])

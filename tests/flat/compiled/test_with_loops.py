@@ -1,4 +1,4 @@
-"""Laws of flat buffers where the loops in C++ look at tensors."""
+"""Laws of flat buffers where the loops in C++ look at tensors and copy gradients."""
 
 import pytest
 
@@ -7,6 +7,10 @@ from ..test_check import (
     test_the_first_that_left_is_named,
 )
 from ..test_gradients import (
+    test_gather_brings_every_gradient_to_its_place,
+    test_gather_from_gradients_that_lie_in_the_buffers,
+    test_gather_refuses_before_it_writes,
+    test_gather_takes_gradients_that_have_a_graph_and_leaves_it_alone,
     test_gradients_that_are_not_in_place,
 )
 from ..test_guard import (
@@ -18,6 +22,10 @@ from ..test_guard import (
 __all__ = [
     "test_autograd_is_told_by_who_writes_and_not_by_who_looks",
     "test_conjugates_and_negatives_are_seen",
+    "test_gather_brings_every_gradient_to_its_place",
+    "test_gather_from_gradients_that_lie_in_the_buffers",
+    "test_gather_refuses_before_it_writes",
+    "test_gather_takes_gradients_that_have_a_graph_and_leaves_it_alone",
     "test_gradients_that_are_not_in_place",
     "test_memory_that_a_buffer_leaves_stays_with_its_parameters",
     "test_the_first_that_left_is_named",

@@ -1,21 +1,25 @@
-"""FlatGradients: buffers that autograd adds to.
+"""FlatGradients: buffers that autograd adds to, or that gradients are copied to.
 
 The work of each step is done by loops in C: with many small parameters, Python code per parameter
 would take longer than the step itself.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from functional_optim._torch.operators import foreach_copy_
 from functional_optim._torch.tensors import DisableTorchFunction
 from functional_optim.core.buffer_memory import lazy_zeros
 from functional_optim.core.checks import check_grad
 from functional_optim.core.leaf import PLAIN
 from functional_optim.plan.flat.buffer import FlatBuffer, difference
-from functional_optim.plan.guard import MemoryGuard
+from functional_optim.plan.guard import MemoryGuard, kinds_of
+
+_DENSE, _LAYOUT = {torch.strided}, attrgetter("layout")
 
 
 class FlatGradients:
@@ -50,6 +54,7 @@ class FlatGradients:
                 like(param, view).detach() for param, view in zip(params, views, strict=True)
             ]
             self._in_order = list(order) == list(range(given))
+        self.kinds = kinds_of(self.views)
         self.guard = MemoryGuard(self.views)
 
     def attach(self) -> None:
@@ -102,6 +107,49 @@ class FlatGradients:
         pairs = zip(mine, self.views, strict=True)
         return all(difference(grad, view) is None for grad, view in pairs)
 
+    def alike(self, grads: Sequence[Any]) -> bool:
+        """Return True if the gradients of all parameters in buffers have the layouts of the views.
+
+        The views of complex parameters are complex.
+        """
+        mine = self.of_members(grads)
+        if not PLAIN.issuperset(map(type, mine)):
+            return False
+        with DisableTorchFunction():
+            try:
+                return self.guard.alike(mine)
+            except RuntimeError:  # a sparse gradient
+                return False
+
+    def gather(self, grads: Sequence[Any]) -> None:
+        """Copy gradients into the buffers."""
+        mine = self.of_members(grads)
+        # A mode such as that of torch.set_default_device would run Python at every call.
+        with DisableTorchFunction(), torch.no_grad():
+            if not self._fit(mine):
+                for param, grad, name in zip(self.params, mine, self.names, strict=True):
+                    _check_plain(param, grad, name)
+            mine = self._clone_from_buffers(mine)
+            if mine:
+                foreach_copy_(self.views, mine)
+
+    def _fit(self, mine: list[Any]) -> bool:
+        """Return True if all gradients are plain tensors that can be copied to the views."""
+        if not PLAIN.issuperset(map(type, mine)) or not _DENSE.issuperset(map(_LAYOUT, mine)):
+            return False
+        return self.guard.alike(mine) or kinds_of(mine) == self.kinds
+
+    def _clone_from_buffers(self, mine: list[Tensor]) -> list[Tensor]:
+        """Return the gradients. Clone those at another position of the gradient buffers."""
+        memory = {flat.untyped_storage().data_ptr() for flat in self.buffers}
+        held = list(map(torch.UntypedStorage.data_ptr, map(Tensor.untyped_storage, mine)))
+        if memory.isdisjoint(held):
+            return mine
+        return [
+            grad.clone() if address in memory and difference(grad, view) is not None else grad
+            for grad, view, address in zip(mine, self.views, held, strict=True)
+        ]
+
 
 def like(param: Tensor, view: Tensor) -> Tensor:
     """Return a real view of a buffer in the dtype of its parameter."""
@@ -110,6 +158,11 @@ def like(param: Tensor, view: Tensor) -> Tensor:
 
 def _check_plain(param: Tensor, grad: Any, name: str) -> None:
     """Raise TypeError or ValueError if a gradient cannot be copied into a buffer."""
+    if grad is None:
+        raise ValueError(
+            f"the gradient at {name!r} is missing, but a flat buffer is stepped whole: give zeros "
+            "if that is what is meant, or keep the parameter out of the layout"
+        )
     check_grad(param, grad, name)
     if grad.layout != torch.strided or type(grad) not in PLAIN:
         raise ValueError(

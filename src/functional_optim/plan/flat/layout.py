@@ -226,13 +226,35 @@ class FlatLayout:
                 buffer are ignored.
 
         Returns:
-            False if any gradient is missing or in other memory.
+            True if there is nothing to gather. False if any gradient is missing or in other memory.
 
         Raises:
             ValueError: the number of gradients is wrong.
             RuntimeError: the layout was undone.
         """
         return self._of_gradients().in_place(grads)
+
+    def gradients_alike(self, grads: Sequence[Tensor | None]) -> bool:
+        """Return True if each gradient has the layout of its parameter's view, at any address.
+
+        Arguments and errors are those of :meth:`gradients_in_place`.
+        """
+        return self._of_gradients().alike(grads)
+
+    def gather(self, grads: Sequence[Tensor | None]) -> None:
+        """Copy separate gradients into the gradient buffers.
+
+        Args:
+            grads: one for each of ``params``, in that order, with any strides. Gradients of
+                parameters that are in no buffer are ignored, and may be None.
+
+        Raises:
+            TypeError: a gradient is not a tensor.
+            ValueError: a gradient is missing, is not dense, or has another shape, dtype or device
+                than its parameter; the number of gradients is wrong. Nothing has changed.
+            RuntimeError: the layout was undone.
+        """
+        self._of_gradients().gather(grads)
 
     def undo(self) -> None:
         """Move every parameter back to separate memory, with its values and strides.
