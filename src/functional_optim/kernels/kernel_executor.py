@@ -35,10 +35,10 @@ from functional_optim.kernels.leaf_binder import LeafBinder
 from functional_optim.kernels.leaf_passes import bind_in_passes
 from functional_optim.kernels.passes import explain_passes
 from functional_optim.kernels.pieces import fit_in_piece, pieces_of
+from functional_optim.kernels.pointwise_check import check_pointwise_stages
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.stacks import why_not_stacked
 from functional_optim.kernels.totals import has_unchanged_gradients, sum_tensors
-from functional_optim.kernels.validate import check_pointwise_stages
 
 _LISTS = ForeachKernel(on_cpu=True)
 """Steps small leaves on the CPU, if no compiled loop steps them."""
@@ -221,8 +221,7 @@ class KernelExecutor(ReferenceExecutor):
         """
         dtypes = tuple(tensor.dtype for tensor in tensors_of(chunk))
         key = (tuple(stages), free_variables(stages).key, dtypes)
-        if all(stage.granularity == 1 for stage in stages):
-            _TESTED.get_or_make(key, lambda: check_pointwise_stages(stages, chunk, totals))
+        _TESTED.get_or_make(key, lambda: check_pointwise_stages(stages, chunk, totals))
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf, *, listed: bool = False) -> str:
         reasons: list[str] = []
