@@ -87,12 +87,12 @@ def _check_stage(stage: Stage, leaf: Leaf, sums: Sequence[Tensor]) -> None:
                 return  # the stage draws random numbers, so results cannot be compared
             raise NotPointwiseError(
                 f"{stage.name} declares that it is pointwise, but stepping {WHOLE} elements in two "
-                f"parts changes the result: {_example(own, one)}; give it kind='per_matrix'"
+                f"parts changes the result: {_example(own, one)}; give that stage kind='per_matrix'"
             )
     other = (
         f"{stage.name} declares that it is pointwise, but its result for a matrix differs from its "
-        "result for the flat elements; give it kind='per_matrix', or pass the values that it reads "
-        "from the shape as a hyper-parameter, by override()"
+        "result for the flat elements; give that stage kind='per_matrix', or pass the values that "
+        "it reads from the shape as a hyper-parameter, by override()"
     )
     try:
         matrix = run(every, MATRIX)

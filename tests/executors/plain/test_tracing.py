@@ -162,7 +162,10 @@ CLAIMS: Rules = {
     "softens": lambda p, g, s, c: (p - c.lr * torch.softmax(g, dim=-1), s),
     "sums up": sums_up,
     "turns": lambda p, g, s, c: (p - c.lr * g.flip(-1), s),
-    "looks ahead": lambda p, g, s, c: (p - c.lr * g.flip(-1).cumsum(-1).flip(-1), s),
+    "looks ahead": lambda p, g, s, c: (
+        p - c.lr * g.reshape(-1).flip(0).cumsum(0).flip(0).reshape(g.shape),
+        s,
+    ),
     "rolls": lambda p, g, s, c: (p - c.lr * g.roll(1, -1), s),
     "sorts": lambda p, g, s, c: (p - c.lr * g.sort(dim=-1).values, s),
     "unit": lambda p, g, s, c: (p - c.lr * functional.normalize(g, dim=-1), s),
