@@ -1,29 +1,29 @@
 """Trials of whether a chain is pointwise: at its construction, and not at a scheduler's steps."""
 
-from typing import Any
-
 import pytest
 import torch
 
-from functional_optim import Optimizer, as_functional_optim
+from functional_optim import as_functional_optim
+from functional_optim.core.stage import Link
 from functional_optim.frontends.local_optimizer import local_optimizer
+from functional_optim.optimizer import pointwise_check
 
 
 @pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> list[Optimizer]:
-    """Record the chains that are tried."""
-    found: list[Optimizer] = []
-    update = Optimizer.update
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Link]:
+    """Record the stages that are tried."""
+    found: list[Link] = []
+    check = pointwise_check._check
 
-    def noted(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        found.append(self)
-        return update(self, *args, **kwargs)
+    def noted(link: Link) -> None:
+        found.append(link)
+        check(link)
 
-    monkeypatch.setattr(Optimizer, "update", noted)
+    monkeypatch.setattr(pointwise_check, "_check", noted)
     return found
 
 
-def test_a_chain_is_tried_once_whatever_its_numbers_are(tried: list[Optimizer]) -> None:
+def test_a_chain_is_tried_once_whatever_its_numbers_are(tried: list[Link]) -> None:
     as_functional_optim(torch.optim.Adadelta, lr=0.123)
     tried.clear()
     for lr in (0.1, 0.2, 0.3):
@@ -33,7 +33,7 @@ def test_a_chain_is_tried_once_whatever_its_numbers_are(tried: list[Optimizer]) 
     assert tried  # another choice, and a number that was zero
 
 
-def test_a_scheduler_has_nothing_tried_in_steps(tried: list[Optimizer]) -> None:
+def test_a_scheduler_has_nothing_tried_in_steps(tried: list[Link]) -> None:
     local = local_optimizer(torch.optim.AdamW, [torch.ones(2)], lr=0.1)
     local.step_by([torch.ones(2)])
     tried.clear()

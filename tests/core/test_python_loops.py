@@ -79,6 +79,13 @@ def test_tensors_are_located_as_by_the_native_loops(change: str) -> None:
             assert (found[0] is not None) or given is not tensors
 
 
-def test_nothing_is_laid_out_that_no_pointer_tells() -> None:
-    for odd in (torch.zeros(8)[::2], torch.zeros(3).to_sparse(), None, torch.zeros(1).expand(3)):
-        assert PYTHON_LOOPS.lay_out([odd], [True], [0]) is None
+def test_nothing_is_located_that_no_pointer_tells() -> None:
+    """Layouts of tensors with gaps are recorded, but a kernel gets no pointers to them."""
+    assert LOOPS.loaded is not None
+    for loops in (LOOPS.loaded, PYTHON_LOOPS):
+        for odd in (torch.zeros(3).to_sparse(), None):
+            assert loops.lay_out([odd], [True], [0]) is None
+        for odd in (torch.zeros(8)[::2], torch.zeros(1).expand(3), torch.zeros(3, device="meta")):
+            layout = loops.lay_out([odd], [True], [0])
+            assert loops.hold(layout, [odd])
+            assert loops.locate(layout, [odd]) is None

@@ -1,14 +1,12 @@
 """Support of the tests of the flat layout: drawn parameters, modules, and their layouts."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim.core.buffer_memory import buffer_of
-from functional_optim.plan import guard
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.testing.runs import LAYOUTS, laid_out
 
@@ -84,14 +82,3 @@ def of_module(module: torch.nn.Module, **options: int) -> FlatLayout:
 
 def lives_in(layout: FlatLayout, param: Tensor) -> bool:
     return any(buffer_of(param) is one.data for one in layout.buffers)
-
-
-class Refuses:
-    """Stand-in for the guards of a torch version that has changed their signature."""
-
-    def __init__(self, *examples: Tensor, **options: Any) -> None:
-        raise TypeError("another signature")
-
-
-GUARDS = {"torch's": guard.TensorGuards, "none": None, "unusable": Refuses}
-"""Guards of torch.compile that a test installs. Each of them must give the same answers."""

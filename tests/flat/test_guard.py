@@ -1,26 +1,12 @@
 """Guards look at tensors by loops in C, and by slower Python where these loops are missing."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from functional_optim.plan import guard
 from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.guard import LayoutGuard, MemoryGuard
-
-from .support import GUARDS
-
-
-@pytest.fixture(params=GUARDS, autouse=True)
-def torchs_guards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run each test with every kind of torch guards: the answers must be the same.
-
-    The tests in tests/flat/compiled run with the package's own loops.
-    """
-    monkeypatch.setattr(guard, "TensorGuards", GUARDS[request.param])
+from functional_optim.plan.list_layout import MemoryGuard
 
 
 def made() -> list[Tensor]:
@@ -34,7 +20,8 @@ def made() -> list[Tensor]:
 
 def test_conjugates_and_negatives_are_seen() -> None:
     ours = made()
-    alike = LayoutGuard(ours)
+    alike = MemoryGuard(ours).layout.hold
+    assert alike(made())
     turned = ours[1].conj()
     assert turned.is_conj()
     assert not alike([ours[0], turned, *ours[2:]])
@@ -53,6 +40,26 @@ def test_who_requires_grad_and_of_what_class_does_not_matter() -> None:
             param.requires_grad_(not param.requires_grad)
     with torch.no_grad(), torch.device("meta"):
         assert there.hold(params)
+
+
+def test_tensors_with_gaps_and_without_memory_are_guarded_too() -> None:
+    """Such tensors have no pointers for a kernel, so Python compares them."""
+    for ours in ([torch.zeros(2, 6)[:, ::2]], [torch.ones(2, device="meta"), torch.ones(3)]):
+        there = MemoryGuard(ours)
+        for _ in range(2):
+            assert there.hold(list(map(Tensor.detach, ours)))
+            assert not there.hold([*ours[:-1], ours[-1].clone()])
+
+
+def test_views_may_share_memory_but_a_parameter_may_not_become_a_result() -> None:
+    flat = torch.zeros(4)
+    params = [Parameter(flat[:2].clone()), Parameter(flat[2:].clone())]
+    there = MemoryGuard([*params, params[0].detach()], leaves=1)
+    assert there.hold([*params, params[0].detach()])
+    for place, held in ((1, True), (0, False)):
+        params[place].requires_grad_(requires_grad=False)
+        params[place].mul_(torch.ones(2, requires_grad=True))
+        assert there.hold([*params, params[0].detach()]) is held
 
 
 def test_memory_that_a_buffer_leaves_stays_with_its_parameters() -> None:

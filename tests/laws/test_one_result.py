@@ -46,9 +46,9 @@ def made(rule: Any, **options: Any) -> Optimizer:
 
 BROKEN = [
     (sigmoid, "rounding of the operation 'sigmoid' depends on the position"),
-    (power, "rounding of the operation 'pow_1' depends on the position"),
+    (power, "rounding of the operation 'pow' depends on the position"),
     (number_with_alpha, "rounding of the operation 'add' depends on the position"),
-    (looks_at_its_numbers, "rounding of some operation of this chain depends on the position"),
+    (looks_at_its_numbers, "rounding of the operation 'sigmoid' depends on the position"),
 ]
 
 

@@ -18,7 +18,7 @@ from functional_optim.native.loader import MANY, SWITCH, Loader
 from functional_optim.native.private_folder import open_folder
 from functional_optim.optimizer import bound
 from functional_optim.plan import guard
-from functional_optim.plan.guard import MemoryGuard
+from functional_optim.plan.list_layout import MemoryGuard
 
 from .compilers import FAILS, HANGS, Clock, Compiler, all_well, children
 from .stranger import give_away

@@ -35,6 +35,18 @@ def flat() -> Tensor:
     return torch.arange(24.0)
 
 
+def laid_out(tensors: list[Any], writable: int = 0) -> Any:
+    """Record layouts, and that the first tensors must be writable and may share memory."""
+    count = len(tensors)
+    written = [None if k < writable else False for k in range(count)]
+    return loops().lay_out(tensors, written, list(range(count)))
+
+
+def there(layout: Any, tensors: list[Any], at: bytes | None) -> bool:
+    """Return True if tensors have a layout, and are at these addresses."""
+    return at is not None and loops().locate(layout, tensors) == at
+
+
 def views(of: Tensor) -> list[Tensor]:
     """Return views of one buffer: a matrix, a transposed one, a scalar, an empty one, a vector."""
     return [of[:6].view(2, 3), of[6:12].view(2, 3).t(), of[12], of[13:13], of[14:20]]
@@ -73,22 +85,23 @@ def test_equal_layouts_are_found_as_by_python(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_differs_is_seen() -> None:
     ours = views(flat())
-    there = loops().remember(ours)
+    layout = laid_out(ours)
+    at = loops().locate(layout, ours)
     for what, place in itertools.product(CHANGES, [0, 1, 2, 4]):
         other: list[Any] = list(ours)
         other[place] = CHANGES[what](ours[place])
         alike = what == "moved" or (what, place) == ("expanded", 2)
         with case(what=what, place=place):
-            assert not loops().hold(there, other, True)
-            assert loops().hold(there, other, False) == alike
-            assert loops().hold(there, ours, True)
+            assert not there(layout, other, at)
+            assert loops().hold(layout, other) == alike
+            assert there(layout, ours, at)
 
 
 def test_who_looks_changes_nothing_and_autograd_is_told_when_asked() -> None:
     ours = views(flat())
-    there = loops().remember(ours)
+    layout = laid_out(ours)
     versions = [one._version for one in ours]
-    assert loops().hold(there, ours, True)
+    assert loops().hold(layout, ours) and loops().locate(layout, ours)
     assert [one._version for one in ours] == versions
     loops().bump(ours)
     # Views of one tensor share a version.
@@ -100,33 +113,34 @@ def test_who_looks_changes_nothing_and_autograd_is_told_when_asked() -> None:
 
 def test_who_requires_grad_does_not_matter() -> None:
     ours = views(flat())
-    there = loops().remember(ours)
+    layout = laid_out(ours)
     params: list[Tensor] = [Parameter(one) for one in ours]
-    assert loops().hold(there, params, True)
+    assert there(layout, params, loops().locate(layout, ours))
     with torch.inference_mode():
-        assert loops().hold(there, views(flat()), False)
+        assert loops().hold(layout, views(flat()))
 
 
 def test_a_result_of_autograd_is_seen_among_tensors_that_must_be_leaves() -> None:
     for place, leaves in itertools.product(range(3), range(4)):
         ours = [torch.zeros(2), torch.zeros(3), torch.zeros(4)]
-        there = loops().remember(ours, leaves)
-        assert loops().hold(there, ours, True)
+        layout = laid_out(ours, leaves)
+        at = loops().locate(layout, ours)
+        assert at is not None
         ours[place].mul_(torch.ones_like(ours[place], requires_grad=True))
         with case(place=place, leaves=leaves):
-            assert loops().hold(there, ours, True) == (place >= leaves)
+            assert there(layout, ours, at) == (place >= leaves)
             ours[place].detach_()
-            assert loops().hold(there, ours, True)
+            assert there(layout, ours, at)
 
 
 def test_tensors_that_torch_func_or_fake_mode_wraps_are_not_taken() -> None:
     ours = views(flat())
-    there = loops().remember(ours)
+    layout = laid_out(ours)
     seen: list[bool] = []
 
     def wrapped(one: Tensor) -> Tensor:
-        seen.append(loops().hold(there, [one, *ours[1:]], False))
-        assert loops().remember([one]) is None
+        seen.append(loops().hold(layout, [one, *ours[1:]]))
+        assert laid_out([one]) is None
         return one.sum()
 
     torch.func.grad(wrapped)(ours[0])
@@ -136,16 +150,14 @@ def test_tensors_that_torch_func_or_fake_mode_wraps_are_not_taken() -> None:
 
 
 def test_another_number_of_tensors() -> None:
-    there = loops().remember(views(flat()))
-    assert not loops().hold(there, [], True)
-    nothing = loops().remember([])
-    assert loops().hold(nothing, [], True)
+    assert not loops().hold(laid_out(views(flat())), [])
+    assert loops().hold(laid_out([]), [])
 
 
 def test_what_is_no_plain_tensor_is_not_remembered() -> None:
     wrong: list[Any] = [torch.zeros(2).to_sparse(), torch.zeros(2).as_subclass(Own), 3]
     for one in wrong:
-        assert loops().remember([torch.zeros(1), one]) is None
+        assert laid_out([torch.zeros(1), one]) is None
 
 
 def test_what_has_no_version_is_an_error() -> None:
@@ -206,7 +218,7 @@ def test_pointers_are_given_by_slot() -> None:
     assert found is not None
     pointers = [one.data_ptr() for one in ours]
     assert list(memoryview(found).cast("N")) == [pointers[1], 0, pointers[0]]
-    assert loops().hold(layout, ours, False)
+    assert loops().hold(layout, ours)
 
 
 def test_what_may_not_be_stepped_by_pointers_is_not_located() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._C._dynamo.guards
 import torch._subclasses.fake_tensor
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -18,17 +17,6 @@ from .single import NORMAL
 from .table import row, same
 
 FUNCTORCH: Any = torch._C._functorch
-
-
-@row((torch._C._dynamo.guards, "TensorGuards"))
-def guards(names: Any) -> None:
-    if names.TensorGuards is not None:
-        sizes, strides = [[3, 5], [2]], [[5, 1], [1]]
-        given = (NORMAL, torch.zeros(2))
-        made = names.TensorGuards(*given, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        assert made.check(*given) and made.check(NORMAL + 1, torch.ones(2))
-        for other in (NORMAL.t(), NORMAL.double(), NORMAL[:, 1:], torch.zeros(5, 3).t()):
-            assert not made.check(other, torch.ones(2))
 
 
 def _in_transforms(look: Any) -> dict[str, Any]:

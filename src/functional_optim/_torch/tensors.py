@@ -76,15 +76,6 @@ DisableTorchFunction: Callable[[], AbstractContextManager[Any]] = getattr(
 """Context without ``__torch_function__`` of modes and tensor classes, which runs Python code in
 every call, such as for ``torch.set_default_device``. Without it, results are the same."""
 
-try:
-    from torch._C._dynamo.guards import TensorGuards as _TensorGuards
-except ImportError:
-    _TensorGuards = None  # type: ignore[assignment, misc]
-
-TensorGuards: Any = _TensorGuards
-"""Class of torch.compile that checks shapes, strides and dtypes of many tensors in one call, or
-None. The check in Python takes three times as long."""
-
 _NO_WRAPPERS: Any = MissingName(
     "torch.Tensor._make_wrapper_subclass",
     "a tensor of which each rank has a part cannot be made",

@@ -23,7 +23,8 @@ from functional_optim.kernels.chunks import LARGE, is_dense
 from functional_optim.plan.flat.buffer import difference
 from functional_optim.plan.flat.layout import FlatBuffer, FlatLayout, copy_with_strides
 from functional_optim.plan.flat.move_checks import immovable_reasons
-from functional_optim.plan.guard import MemoryGuard, grads_of, mark_changed
+from functional_optim.plan.guard import grads_of, mark_changed
+from functional_optim.plan.list_layout import MemoryGuard
 
 __all__ = [
     "LARGE",

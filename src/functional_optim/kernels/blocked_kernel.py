@@ -21,6 +21,7 @@ from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.kernel import KernelStep, no_op
 from functional_optim.kernels.pieces import is_rounded_by_place, piece_lengths
+from functional_optim.kernels.pointwise_check import check_pointwise_stages
 from functional_optim.kernels.program import Program, block_program
 from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.signature import Numbers
@@ -74,6 +75,7 @@ def _program(
 
     Raises:
         UntraceableError: the chain cannot be written as a program.
+        NotPointwiseError: a stage computes with more than one element at a time.
     """
     chain = tuple(stages)
     traced = trace(chain, key.classes, key.shape)
@@ -83,6 +85,7 @@ def _program(
     def make() -> Program:
         totals = [torch.ones((), dtype=torch.float64, device=device)] * traced.totals
         scalar_args = traced.compute_scalars(numbers, totals)
+        check_pointwise_stages(stages, chunk, totals)
         return block_program(traced, tensors, scalar_args, granularity=block_size_of(stages))
 
     program = _PROGRAMS.get_or_make(want, make)

@@ -19,6 +19,7 @@ from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.kernel import KernelStep
 from functional_optim.kernels.list_program import ListProgram, list_program
+from functional_optim.kernels.pointwise_check import check_pointwise_stages
 from functional_optim.kernels.signature import Numbers
 from functional_optim.kernels.trace import trace
 
@@ -51,7 +52,7 @@ class ForeachKernel:
         try:
             key, numbers, tensors = key_of(stages, like)
             found = entry(
-                like, "foreach", key, lambda: _program(tuple(stages), key, numbers, tensors)
+                like, "foreach", key, lambda: _program(tuple(stages), like, key, numbers, tensors)
             )
         except UntraceableError as error:
             return str(error)
@@ -67,12 +68,17 @@ class ForeachKernel:
 
 
 def _program(
-    stages: tuple[Stage, ...], key: CacheKey, numbers: Numbers, tensors: Sequence[Tensor]
+    stages: tuple[Stage, ...],
+    like: Leaf,
+    key: CacheKey,
+    numbers: Numbers,
+    tensors: Sequence[Tensor],
 ) -> tuple[ListProgram, Callable[..., Any]]:
     """Return the program for these dtypes, and the function that computes its scalars.
 
     Raises:
         UntraceableError: the chain cannot be written as a program.
+        NotPointwiseError: a stage computes with more than one element at a time.
     """
     traced = trace(stages, key.classes, key.shape)
     device = tensors[0].device
@@ -80,6 +86,7 @@ def _program(
     def make() -> ListProgram:
         totals = [torch.ones((), dtype=torch.float64, device="cpu")] * traced.totals
         scalar_args = traced.compute_scalars(numbers, totals)
+        check_pointwise_stages(stages, like, totals)
         return list_program(traced, tensors, scalar_args)
 
     want = (stages, key.classes, key.shape, key.dtypes, device.type)

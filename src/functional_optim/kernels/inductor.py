@@ -27,6 +27,7 @@ from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.kernel import KernelError, KernelStep, no_op
 from functional_optim.kernels.lowering import LOWERED, LoweringMode, copy_values, is_torch_function
+from functional_optim.kernels.pointwise_check import check_pointwise_stages
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.signature import Numbers
 from functional_optim.kernels.trace import trace
@@ -106,7 +107,7 @@ class InductorKernel:
         try:
             on_device = chunk.scalars is Scalars.DEVICE
             key, numbers, tensors = key_of(stages, chunk, on_device=on_device)
-            found = entry(chunk, "inductor", key, lambda: self._step(stages, key, numbers, tensors))
+            found = entry(chunk, "inductor", key, lambda: self._step(stages, chunk, key, numbers))
         except UntraceableError as error:
             return str(error)
         return found if isinstance(found, str) else (*found, numbers, tensors)
@@ -122,7 +123,7 @@ class InductorKernel:
         return None
 
     def _step(
-        self, stages: Sequence[Stage], key: CacheKey, numbers: Numbers, tensors: Sequence[Tensor]
+        self, stages: Sequence[Stage], chunk: Leaf, key: CacheKey, numbers: Numbers
     ) -> tuple[Step, Trace] | str:
         """Return the compiled step and its graph, or the reason why there is none; cached."""
         want = _ProgramKey(tuple(stages), key)
@@ -130,24 +131,24 @@ class InductorKernel:
         def make() -> tuple[Step, Trace] | str:
             try:
                 require_few_choices(want, self._programs)
-                return self._build(want, numbers, tensors)
+                return self._build(want, chunk, numbers)
             except UntraceableError as error:
                 return str(error)
 
         return self._programs.get_or_make(want, make)
 
-    def _build(
-        self, want: "_ProgramKey", numbers: Numbers, tensors: Sequence[Tensor]
-    ) -> tuple[Step, Trace]:
+    def _build(self, want: "_ProgramKey", chunk: Leaf, numbers: Numbers) -> tuple[Step, Trace]:
         """Compile a graph. The graph is validated first, because the compiler checks nothing."""
         stages, key = want
         traced = trace(stages, key.classes, key.shape)
-        block_size = block_size_of(stages)
+        block_size, tensors = block_size_of(stages), tensors_of(chunk)
         with torch.no_grad():
             total = torch.ones((), dtype=torch.float64, device=tensors[0].device)
-            scalar_args = traced.compute_scalars(list(map(float, numbers)), [total] * traced.totals)
+            totals = [total] * traced.totals
+            scalar_args = traced.compute_scalars(list(map(float, numbers)), totals)
+            check_pointwise_stages(stages, chunk, totals)
             if block_size == 1:
-                found = validate(traced, examples(tensors, block_size), scalar_args, pointwise=True)
+                found = validate(traced, examples(tensors, block_size), scalar_args)
             else:
                 found = _validate_rows(traced, block_size, tensors, scalar_args)
         module = _compiled_module(traced, found.root)
@@ -261,7 +262,7 @@ def _validate_rows(
     part = slice_chunk(tensors, block_size, 0, few)
     rows = [one.clone() for one in _view_rows(part, few, block_size)]
     try:
-        return validate(traced, rows, scalar_args, pointwise=False)
+        return validate(traced, rows, scalar_args)
     except (RuntimeError, ValueError, IndexError) as error:
         raise UntraceableError(
             f"it is compiled for parameters of shape (rows, {block_size}), which a stage does not "

@@ -34,11 +34,10 @@ from functional_optim.kernels.kernel import (
 from functional_optim.kernels.leaf_binder import LeafBinder
 from functional_optim.kernels.leaf_passes import bind_in_passes
 from functional_optim.kernels.passes import explain_passes
-from functional_optim.kernels.pieces import fit_in_piece, pieces_of
+from functional_optim.kernels.pieces import pieces_of
+from functional_optim.kernels.pointwise_check import check_pointwise_stages
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.stacks import why_not_stacked
-from functional_optim.kernels.totals import has_unchanged_gradients, sum_tensors
-from functional_optim.kernels.validate import check_pointwise_stages
 
 _LISTS = ForeachKernel(on_cpu=True)
 """Steps small leaves on the CPU, if no compiled loop steps them."""
@@ -221,8 +220,7 @@ class KernelExecutor(ReferenceExecutor):
         """
         dtypes = tuple(tensor.dtype for tensor in tensors_of(chunk))
         key = (tuple(stages), free_variables(stages).key, dtypes)
-        if all(stage.granularity == 1 for stage in stages):
-            _TESTED.get_or_make(key, lambda: check_pointwise_stages(stages, chunk, totals))
+        _TESTED.get_or_make(key, lambda: check_pointwise_stages(stages, chunk, totals))
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf, *, listed: bool = False) -> str:
         reasons: list[str] = []
@@ -250,23 +248,6 @@ class KernelExecutor(ReferenceExecutor):
     def compile(self, stages: Sequence[Stage], chunk: Leaf) -> None:
         # A kernel compiles a chain to find out if it supports the chain.
         any(kernel.supports(stages, chunk) is None for kernel in self._kernels_for(chunk))
-
-    def measure(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> Tensor:
-        """Return the total, computed by pieces, so that no temporary has a leaf's full size."""
-        of = super().measure
-        wanted = [i for i, stage in enumerate(stages) if is_measured(stage)][len(measured)]
-        if wanted and has_unchanged_gradients(stages[:wanted], leaves):
-            return of([stages[wanted]], leaves, ())
-        if wanted == 0 or fit_in_piece(leaves) or any(map(is_differentiated, leaves)):
-            return of(stages, leaves, measured)
-        if why_not_pointwise(stages[: wanted + 1]):
-            return of(stages, leaves, measured)
-        return sum_tensors(  # leaf by leaf, in the order of every other sum over leaves
-            sum_tensors(of(stages, [one], measured) for one in pieces_of(stages, leaf))
-            for leaf in leaves
-        )
 
 
 def _run_all(calls: Sequence[Call]) -> None:

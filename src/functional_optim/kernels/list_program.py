@@ -95,11 +95,10 @@ def list_program(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[An
 
     Raises:
         UntraceableError: a result has another shape or dtype than the tensor that it replaces.
-        NotPointwiseError: the graph computes with more than one element at a time.
     """
     with torch.no_grad():
         few = examples(chunk, 1)
-        values, root = validate(trace, few, scalar_args, pointwise=True)
+        values, root = validate(trace, few, scalar_args)
         return _Writer(trace, values, root, few[0].shape).write()
 
 

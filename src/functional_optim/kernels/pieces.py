@@ -1,4 +1,4 @@
-"""Pieces: parts of large leaves, for steps and sums whose temporaries have the size of a part.
+"""Pieces: parts of large leaves, for steps whose temporaries have the size of a part.
 
 Torch divides an operation on the CPU among its threads. The last elements of each thread's share
 do not fill a vector, and torch rounds 16-bit floats there in another way. So a piece of such a
@@ -24,26 +24,9 @@ PIECE = 1 << 20
 PIECE_ON_DEVICES = 1 << 25
 """Largest number on accelerators, where small pieces would take less time than their launches."""
 
-SAMPLE = 1 << 12
-"""Largest number of elements of a sample. If a block is larger, a sample is one block."""
-
-
-def fit_in_piece(leaves: Sequence[Leaf]) -> bool:
-    """Return True if all leaves together are not larger than a piece."""
-    return not leaves or sum(leaf.param.numel() for leaf in leaves) <= _max_elements(leaves[0])
-
 
 def _max_elements(leaf: Leaf) -> int:
     return PIECE if leaf.param.is_cpu else PIECE_ON_DEVICES
-
-
-def sample_of(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
-    """Return the first elements of a leaf; pointwise stages treat all elements alike."""
-    block_size = block_size_of(stages)
-    length = max(1, SAMPLE // block_size) * block_size
-    if leaf.param.numel() <= length or leaf.param.dim() == 0:
-        return leaf
-    return _cut(leaf, 0, length, block_size)
 
 
 def pieces_of(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:

@@ -90,12 +90,11 @@ def block_program(
 
     Raises:
         UntraceableError: a result has another shape or dtype than the tensor that it replaces.
-        NotPointwiseError: the graph computes with more than one element at a time.
     """
     with torch.no_grad():
         few = examples(chunk, granularity)
         shape = few[0].shape
-        values, root = validate(trace, few, scalar_args, pointwise=granularity == 1)
+        values, root = validate(trace, few, scalar_args)
         return _Writer(
             trace, values, root, lambda one: one.dtype if one.shape == shape else None, None
         ).write()

@@ -25,13 +25,18 @@ from functional_optim.core.leaf import (
     is_measured,
     split_at_measured,
 )
-from functional_optim.core.stage import Stage
+from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.stage_contract import call_stage, is_raw_source
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.lowering import TensorScalarMode
-from functional_optim.kernels.totals import sum_in_order, total_of, try_reduce_each
+from functional_optim.kernels.totals import (
+    sum_in_order,
+    sum_tensors,
+    total_of,
+    try_reduce_each,
+)
 
 
 class _StageWalk:
@@ -260,8 +265,12 @@ class ReferenceExecutor(Executor):
         with _functions_for(leaves):
             if wanted == 0:
                 return _total(stages[0], leaves, [leaf.grad for leaf in leaves])
-            grads: list[Tensor] = []
-            _run_stages(
-                stages[:wanted], leaves, measured, lambda leaf, walk: grads.append(walk.grad)
-            )
-            return _total(stages[wanted], leaves, grads)
+            stage, before, found = stages[wanted], stages[:wanted], list[Tensor]()
+            assert isinstance(stage, Transform)
+            assert stage.measure is not None
+            if not all(leaf.param.is_cpu for leaf in leaves):
+                _run_stages(before, leaves, measured, lambda _, walk: found.append(walk.grad))
+                return _total(stage, leaves, found)
+            measure = stage.measure  # at once, so that a gradient is freed before the next leaf
+            _run_stages(before, leaves, measured, lambda _, walk: found.append(measure(walk.grad)))
+            return sum_tensors(found)

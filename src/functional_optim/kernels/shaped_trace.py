@@ -173,8 +173,6 @@ def shaped_trace(
     classes = tuple(map(type, leaf.coefficients))
     trace = trace_with(tracer, tuple(stages), classes, shape)
     try:
-        return trace, validate(
-            trace, chunk, trace.compute_scalars(numbers, totals), pointwise=False
-        )
+        return trace, validate(trace, chunk, trace.compute_scalars(numbers, totals))
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
         raise UntraceableError(f"its graph cannot be called: {error}") from error

@@ -14,8 +14,6 @@ from functional_optim.core.hyper import FIXED, is_plain
 from functional_optim.core.leaf import PLAIN, Leaf, is_measured
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.stage_contract import call_stage
-from functional_optim.kernels.chunks import is_differentiated, why_not_pointwise
-from functional_optim.kernels.pieces import sample_of
 
 _DEVICE, _LAYOUT = attrgetter("device"), attrgetter("layout")
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -189,21 +187,3 @@ class UnchangedBy:
             same = [same[0] and grad is leaf.grad, same[1] and param is leaf.param]
         self._last = found = Unchanged(coefficients, *same)
         return found
-
-
-def has_unchanged_gradients(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> bool:
-    """Return True if pointwise stages return the gradients of all leaves unchanged.
-
-    The stages are called on some elements of the smallest leaf of each kind. The result is False if
-    a derivative may be needed.
-    """
-    kinds: dict[Any, Leaf] = {}
-    for leaf in leaves:
-        key = id(leaf.coefficients), leaf.param.dtype, leaf.grad.dtype
-        if key not in kinds or leaf.param.numel() < kinds[key].param.numel():
-            kinds[key] = leaf
-    if why_not_pointwise(stages) or any(map(is_differentiated, kinds.values())):
-        return False
-    with torch.no_grad():
-        samples = [sample_of(stages, leaf) for leaf in kinds.values()]
-        return UnchangedBy(stages).find([], lambda: samples).gradients

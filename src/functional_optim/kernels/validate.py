@@ -1,8 +1,4 @@
-"""Checks of a graph on a few elements: its values, shared memory, and errors.
-
-Kernels run a graph in pieces if its rules declare that they are pointwise. The declaration is
-tested here.
-"""
+"""Checks of a graph on a few elements: its values, shared memory, and errors."""
 
 import math
 from collections.abc import Sequence
@@ -17,21 +13,13 @@ from functional_optim.core.hyper import map_values
 from functional_optim.core.leaf import Leaf, Scalars, check_kept, is_measured
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.chunks import tensors_of, with_tensors
-from functional_optim.kernels.errors import NotPointwiseError, UntraceableError
+from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.reference import ReferenceExecutor
 
 EXAMPLE_ELEMENTS = 512
 WHOLE = 24
-CUT = 11
-MATRIX = (4, 6)
-"""A pointwise graph has the same results for ``WHOLE`` elements in a vector and in this matrix.
-
-Its results for the elements from ``CUT`` on do not depend on the elements before. Neither length is
-a multiple of the size of a processor's vectors.
-"""
-ULPS = 64.0
-"""Largest difference by which a result may depend on the position of an element."""
+"""Default number of trial numbers."""
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtypes by their size in bytes."""
@@ -71,30 +59,22 @@ def _repeat(tensor: Tensor, count: int = EXAMPLE_ELEMENTS) -> Tensor:
     return given.repeat(-(-count // given.numel()))[:count].clone()
 
 
-def validate(
-    trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], *, pointwise: bool
-) -> Validated:
+def validate(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> Validated:
     """Evaluate and check a graph on examples.
 
     Args:
         trace: of a chain.
         chunk: the result of :func:`examples`.
         scalar_args: the scalar arguments of some step.
-        pointwise: True to check that no result depends on more than one element.
 
     Raises:
         UntraceableError: a result has another shape or dtype than the tensor that it replaces.
-        NotPointwiseError: the graph computes with more than one element at a time.
     """
     values = dict(_placeholders(trace, chunk, scalar_args))
     for node in _operations(trace):
         values[node] = call_node(node, values)
-        if pointwise:
-            _check_length(node, values, chunk[0].numel())
     for node, place in trace.results:
         _check_result(trace.chunk[place].name, values[node], chunk[place])
-    if pointwise and chunk[0].device.type != "meta":
-        _check_pointwise(trace, chunk, scalar_args)
     owner: dict[int, fx.Node] = {}
     root: dict[fx.Node, fx.Node] = {}
     for node in trace.graph.nodes:
@@ -132,37 +112,6 @@ def evaluate(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) 
     return [values[node] for node, _ in trace.results]
 
 
-def find_rounded_by_place(
-    trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], piece: int
-) -> str | None:
-    """Return the name of an operation that has other bits in a short tensor; None if none has.
-
-    Args:
-        trace: of a pointwise chain.
-        chunk: tensors of one length, much longer than a piece.
-        scalar_args: the scalar arguments of some step.
-        piece: number of elements of a short tensor.
-    """
-    whole = dict(_placeholders(trace, chunk, scalar_args))
-    count = chunk[0].numel()
-
-    def cut(node: fx.Node, start: int) -> Any:
-        value = whole[node]
-        of_elements = isinstance(value, Tensor) and value.shape == (count,)
-        return value[start : start + piece].clone() if of_elements else value
-
-    for node in _operations(trace):
-        whole[node] = call_node(node, whole)
-        if not isinstance(whole[node], Tensor) or whole[node].shape != (count,):
-            continue
-        for start in range(0, count, piece):
-            few = call_node(node, {one: cut(one, start) for one in node.all_input_nodes})
-            same = isinstance(few, Tensor) and few.shape == cut(node, start).shape
-            if same and not bool(((few == cut(node, start)) | few.isnan()).all()):
-                return node.name
-    return None
-
-
 def _placeholders(
     trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]
 ) -> list[tuple[fx.Node, Any]]:
@@ -187,21 +136,6 @@ def call_node(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     return target(*args, **kwargs)
 
 
-def _check_length(node: fx.Node, values: dict[fx.Node, Any], length: int) -> None:
-    """Raise NotPointwiseError if a result of the elements has another length than the chunk."""
-    value = values[node]
-    of_elements = any(
-        isinstance(values[one], Tensor) and values[one].shape == (length,)
-        for one in node.all_input_nodes
-    )
-    if isinstance(value, Tensor) and of_elements and value.shape != (length,):
-        raise NotPointwiseError(
-            f"a stage of this chain declares that it is pointwise, but {node.name} returns a "
-            f"tensor of shape {tuple(value.shape)} for {length} elements, so it computes with "
-            "more than one element at a time; give that stage kind='per_matrix'"
-        )
-
-
 def _check_result(name: str, made: Any, old: Tensor) -> None:
     """Raise UntraceableError if a result has another shape or dtype than the old value."""
     if isinstance(made, Tensor) and made.shape == old.shape and made.dtype == old.dtype:
@@ -210,72 +144,6 @@ def _check_result(name: str, made: Any, old: Tensor) -> None:
     raise UntraceableError(
         f"a rule returned {what} for {name}, which is {tuple(old.shape)} of {old.dtype}"
     )
-
-
-_OTHER_IN_A_MATRIX = (
-    "a stage of this chain declares that it is pointwise, but its result for a matrix differs from "
-    "its result for the flat elements; give that stage kind='per_matrix', or pass the values that "
-    "its rule reads from the shape as a hyper-parameter, by override()"
-)
-
-
-def _check_pointwise(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> None:
-    """Raise NotPointwiseError if an operation differs on a part of the elements, or on a matrix."""
-    whole = dict(
-        _placeholders(trace, [trial_numbers(t, k) for k, t in enumerate(chunk)], scalar_args)
-    )
-    part: dict[fx.Node, Any] = {}
-
-    def cut(node: fx.Node) -> Any:
-        value = whole[node]
-        of_elements = isinstance(value, Tensor) and value.shape == (WHOLE,)
-        return value[CUT:] if of_elements else part.get(node, value)
-
-    for node in _operations(trace):
-        whole[node] = call_node(node, whole)
-        part[node] = call_node(node, {one: cut(one) for one in node.all_input_nodes})
-        if not _is_close(part[node], cut(node)):
-            raise NotPointwiseError(
-                f"a stage of this chain declares that it is pointwise, but the result of "
-                f"{node.name} for some elements depends on the elements before them; give that "
-                "stage kind='per_matrix'"
-            )
-    try:
-        made = evaluate(trace, [whole[one].view(MATRIX) for one in trace.chunk], scalar_args)
-    except (RuntimeError, IndexError) as error:
-        raise NotPointwiseError(f"{_OTHER_IN_A_MATRIX}: it takes none ({error})") from error
-    for (node, _), one in zip(trace.results, made, strict=True):
-        if not _is_close(one.reshape(-1), whole[node]):
-            raise NotPointwiseError(f"{_OTHER_IN_A_MATRIX} in {node.name}")
-
-
-def check_pointwise_stages(stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
-    """Check that a chain without a graph is pointwise, by calling its stages.
-
-    Raises:
-        NotPointwiseError: the chain looks at more than one element at a time.
-    """
-    if chunk.param.device.type == "meta":
-        return
-    whole = with_tensors(chunk, [trial_numbers(t, k) for k, t in enumerate(tensors_of(chunk))])
-    part = with_tensors(whole, [tensor[CUT:].clone() for tensor in tensors_of(whole)])
-    again = with_tensors(whole, [tensor.clone() for tensor in tensors_of(whole)])
-    matrix = with_tensors(whole, [one.clone().view(MATRIX) for one in tensors_of(whole)])
-    devices = [chunk.param.device] if chunk.param.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        for one in (whole, again, part, matrix):
-            ReferenceExecutor().update_(stages, [one], totals)
-    if not all(map(_is_close, tensors_of(whole), tensors_of(again))):
-        return  # a stage draws random numbers, so results cannot be compared
-    pairs = zip(tensors_of(part), tensors_of(whole), strict=True)
-    if not all(_is_close(a, b[CUT:]) for a, b in pairs):
-        raise NotPointwiseError(
-            "a stage of this chain declares that it is pointwise, but its result for some elements "
-            "depends on the elements before them; give that stage kind='per_matrix'"
-        )
-    pairs = zip(tensors_of(matrix), tensors_of(whole), strict=True)
-    if not all(_is_close(a.reshape(-1), b) for a, b in pairs):
-        raise NotPointwiseError(_OTHER_IN_A_MATRIX)
 
 
 def trial_numbers(like: Tensor, index: int, count: int = WHOLE) -> Tensor:
@@ -301,20 +169,6 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if torch.equal(ours, theirs):
         return True
     return bool(((ours == theirs) | (a.isnan() & b.isnan())).all())
-
-
-def _is_close(a: Any, b: Any) -> bool:
-    """Return True if tensors are equal up to rounding, and for values that are not tensors."""
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        return True
-    if a.shape != b.shape:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    finfo = torch.finfo(a.dtype)
-    return torch.allclose(
-        a.double(), b.double(), rtol=ULPS * finfo.eps, atol=finfo.tiny, equal_nan=True
-    )
 
 
 def check_device_scalars(stages: Sequence[Stage], leaf: Leaf) -> None:

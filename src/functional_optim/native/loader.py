@@ -26,15 +26,8 @@ SWITCH = "FUNCTIONAL_OPTIM_LOOPS"
 class Loops(Protocol):
     """Functions of ``loops.cpp``."""
 
-    def remember(self, tensors: list[Any], leaves: int = ..., /) -> Any | None:
-        """Record the layouts and addresses of tensors; None if one is not plain and strided.
-
-        Args:
-            leaves: number of first tensors that must be leaves of autograd for ``hold``.
-        """
-
-    def hold(self, places: Any, tensors: list[Any], where: bool, /) -> bool:
-        """Return True if tensors have the recorded layouts, and addresses if ``where`` is True."""
+    def hold(self, layout: Any, tensors: list[Any], /) -> bool:
+        """Return True if tensors have the layouts that ``lay_out`` recorded."""
 
     def bump(self, tensors: list[Any], positions: list[int] = ..., /) -> None:
         """Increment autograd's version counters of tensors, all or those at some positions."""
@@ -66,12 +59,15 @@ class Loops(Protocol):
         Return None if the tree has anything but plain tensors, None, tuples and lists.
         """
 
-    def lay_out(self, tensors: list[Any], written: list[bool], slots: list[int], /) -> Any | None:
-        """Record layouts for :meth:`locate` and for guards; None as for ``remember``.
+    def lay_out(
+        self, tensors: list[Any], written: list[bool | None], slots: list[int], /
+    ) -> Any | None:
+        """Record layouts for ``locate`` and ``hold``; None if one is not plain and strided.
 
         Args:
             tensors: that a step reads or writes.
-            written: for each tensor, True if the step writes to it.
+            written: for each tensor, True if the step writes to it; None if the step writes to it,
+                and it may share memory with others.
             slots: for each tensor, the position of its pointer in the table, or -1.
 
         Raises:

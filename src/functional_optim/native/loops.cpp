@@ -15,31 +15,10 @@
 
 namespace {
 
-// remember(tensors[, leaves]) -> places; None if a tensor is not plain and strided. hold() then
-// requires that the first `leaves` tensors are leaves of autograd.
-PyObject* remember(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count < 1 || count > 2 || !PyList_CheckExact(args[0])) {
-    PyErr_SetString(PyExc_TypeError, "remember() takes a list of tensors, and perhaps a number");
-    return nullptr;
-  }
-  auto places = std::make_unique<Places>();
-  if (count == 2) {
-    places->leaves = PyLong_AsSsize_t(args[1]);
-    if (places->leaves == -1 && PyErr_Occurred() != nullptr) {
-      return nullptr;
-    }
-  }
-  if (!remember_in(args[0], *places)) {
-    Py_RETURN_NONE;
-  }
-  return PyCapsule_New(places.release(), kName, destroy);
-}
-
-// hold(places, tensors, where) -> True if the tensors have the recorded layouts and, if `where` is true,
-// the recorded addresses, and if those that must be leaves of autograd are leaves
+// hold(layout, tensors) -> True if the tensors have the recorded layouts
 PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3 || !PyList_CheckExact(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "hold() takes places, a list of tensors, and a bool");
+  if (count != 2 || !PyList_CheckExact(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "hold() takes a layout and a list of tensors");
     return nullptr;
   }
   const Places* places = places_in(args[0]);
@@ -47,20 +26,16 @@ PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
   }
   PyObject* list = args[1];
-  const bool where = args[2] == Py_True;
   const Py_ssize_t length = PyList_GET_SIZE(list);
   if (static_cast<size_t>(length) != places->traits.size()) {
     Py_RETURN_FALSE;
   }
   try {
     for (Py_ssize_t i = 0; i < length; ++i) {
-      fetch_ahead(list, i, length, false, places->leaves > 0);
+      fetch_ahead(list, i, length);
       const Trait& trait = places->traits[i];
       const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
-      if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims) ||
-          (i < places->leaves && !is_leaf(PyList_GET_ITEM(list, i))) ||
-          (where && (address_of(impl) != trait.address ||
-                     impl->unsafe_storage().nbytes() != trait.storage))) {
+      if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims)) {
         Py_RETURN_FALSE;
       }
     }
@@ -312,7 +287,6 @@ PyMethodDef methods[] = {
     {"layouts", layouts, METH_O, nullptr},
     {"mask", mask, METH_O, nullptr},
     {"walk", walk, METH_O, nullptr},
-    fast("remember", remember),
     fast("hold", hold),
     fast("bump", bump),
     fast("advance_each", advance_each),

@@ -1,4 +1,4 @@
-// Layouts and addresses of tensors: recorded, and compared later.
+// Layouts of tensors: recorded, and compared later.
 
 #pragma once
 
@@ -14,16 +14,14 @@ namespace {
 constexpr const char* kName = "functional_optim.plan.places";
 constexpr int kAhead = 8;  // tensors that are prefetched
 
-// Layout and address of a tensor.
+// Layout of a tensor.
 struct Trait {
   uint64_t keys;
   caffe2::TypeMeta dtype;
   c10::Device device;
   size_t dims;  // offset of its sizes, which its strides follow
   size_t dim;
-  const char* address;
   size_t bytes;
-  size_t storage;  // bytes of its storage
 };
 
 struct Span {
@@ -35,9 +33,9 @@ struct Places {
   std::vector<Trait> traits;
   std::vector<int64_t> dims;
   bool dense = true;  // all tensors are dense in memory that has addresses
-  Py_ssize_t leaves = 0;  // number of first tensors that must be leaves of autograd
-  // For a layout (see trees.hpp), for each tensor:
-  std::vector<char> written;      // nonzero if a step writes to the tensor
+  // For each tensor:
+  std::vector<char> writable;     // nonzero if a step writes to the tensor
+  std::vector<char> written;      // nonzero if, besides, it may not share memory
   std::vector<Py_ssize_t> slots;  // position of its pointer in the table, or -1
   Py_ssize_t pointers = 0;        // number of pointers in the table
   std::vector<const char*> last;  // addresses at the last successful comparison

@@ -18,7 +18,7 @@ struct Source {
 // Find the address and size of the i-th tensor. Return false unless it has the recorded layout, and
 // its storage is large enough.
 bool find_source(PyObject* list, Py_ssize_t i, Py_ssize_t end, const Places& places, Source& source) {
-  fetch_ahead(list, i, end);
+  fetch_ahead(list, i, end, false, true);
   const Trait& trait = places.traits[i];
   const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
   if (impl == nullptr || !alike(impl, trait, places.dims.data() + trait.dims)) {
@@ -73,12 +73,12 @@ bool among(const std::vector<Span>& spans, const Source& source) {
   return after != spans.begin() && source.from < std::prev(after)->end;
 }
 
-// Record layouts and addresses; return false if a tensor is not plain and strided.
-bool remember_in(PyObject* list, Places& places) {
+// Record layouts; return false if a tensor is not plain and strided.
+bool record_in(PyObject* list, Places& places) {
   try {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
       const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
-      if (impl == nullptr || impl->layout() != c10::kStrided ||
+      if (impl == nullptr || impl->layout() != c10::kStrided || !impl->has_storage() ||
           impl->has_symbolic_sizes_strides()) {
         return false;
       }
@@ -90,9 +90,7 @@ bool remember_in(PyObject* list, Places& places) {
            impl->device(),
            places.dims.size(),
            sizes.size(),
-           address_of(impl),
-           static_cast<size_t>(impl->numel()) * impl->itemsize(),
-           impl->unsafe_storage().nbytes()});
+           static_cast<size_t>(impl->numel()) * impl->itemsize()});
       places.dims.insert(places.dims.end(), sizes.begin(), sizes.end());
       places.dims.insert(places.dims.end(), strides.begin(), strides.end());
       places.dense = places.dense && (impl->is_cpu() || impl->is_cuda()) &&

@@ -105,7 +105,7 @@ PyObject* lay_out(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
   }
   auto layout = std::make_unique<Places>();
-  if (!remember_in(args[0], *layout)) {
+  if (!record_in(args[0], *layout)) {
     Py_RETURN_NONE;
   }
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
@@ -113,6 +113,7 @@ PyObject* lay_out(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (slot == -1 && PyErr_Occurred() != nullptr) {
       return nullptr;
     }
+    layout->writable.push_back(PyList_GET_ITEM(args[1], i) != Py_False);
     layout->written.push_back(PyList_GET_ITEM(args[1], i) == Py_True);
     layout->slots.push_back(slot);
     layout->pointers += slot >= 0;
@@ -151,7 +152,7 @@ PyObject* locate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     std::vector<const char*> now(length);
     Py_ssize_t i = 0;
     for (Source one; i < length && find_source(args[1], i, length, *layout, one) &&
-         (!layout->written[i] || is_writable(PyList_GET_ITEM(args[1], i))); ++i) {
+         (!layout->writable[i] || is_writable(PyList_GET_ITEM(args[1], i))); ++i) {
       now[i] = one.from;
       if (layout->slots[i] >= 0) {
         table[layout->slots[i]] = one.from;

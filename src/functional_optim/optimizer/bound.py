@@ -34,8 +34,9 @@ from functional_optim.optimizer.bound_states import (
 from functional_optim.optimizer.explain import explain_chunk
 from functional_optim.plan import tree_steps
 from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.guard import MemoryGuard, grads_of, mark_changed
+from functional_optim.plan.guard import grads_of, mark_changed
 from functional_optim.plan.item import coefficients_at
+from functional_optim.plan.list_layout import MemoryGuard
 from functional_optim.plan.tree import params_of
 
 
@@ -311,9 +312,8 @@ class BoundOptimizer:
         grads = leaves.own if given is None else leaves.gradients(given)
         step = None if grads is None else leaves.prepare(optimizer.links, chains, grads, measured)
         if step is None:
-            leaves = self._single
+            leaves, grads = self._single, every
             step = leaves.prepare(optimizer.links, chains, every, measured)
-            grads = every
         if step is None:
             tree = self._param_tree, self._tree(every), self._state
             tree_steps.update_(optimizer, tree, measured, {})

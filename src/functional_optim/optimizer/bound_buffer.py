@@ -16,7 +16,6 @@ from functional_optim.core.state import LeafState, map_state, state_tensors
 from functional_optim.core.state_init import has_same_fields, init_leaf
 from functional_optim.kernels.chunks import tensors_of
 from functional_optim.plan.flat.layout import FlatBuffer, Segment
-from functional_optim.plan.guard import NativeGuard
 
 
 def has_flat_state(
@@ -94,7 +93,6 @@ class BoundBuffer:
         self._tensors = tensors_of(self.whole)
         self._storages = [tensor.untyped_storage() for tensor in self._tensors]
         self._memory = self._current_memory()
-        self._native = NativeGuard()
         self._cached_counts: list[int] = []
         self._cached_version = -1
         self._together: set[int] = set()
@@ -169,14 +167,11 @@ class BoundBuffer:
 
     def check(self) -> None:
         """Raise RuntimeError if a buffer was resized, or has other memory."""
-        if self._native.hold(self._tensors, where=True):
-            return
         if self._current_memory() != self._memory:
             raise RuntimeError(
                 f"a flat buffer of {self.whole.name!r} (parameters, gradients or state) was "
                 "resized or given other memory since it was bound; bind the parameters again"
             )
-        self._native.learn(self._tensors)
 
     def _current_memory(self) -> list[int]:
         """Return the addresses of the tensors, and the lengths of tensors and storages."""

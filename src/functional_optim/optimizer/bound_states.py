@@ -17,7 +17,7 @@ from functional_optim.optimizer.bound_buffer import (
     tensors_of_state,
 )
 from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.guard import MemoryGuard
+from functional_optim.plan.list_layout import MemoryGuard
 
 
 def layout_of(

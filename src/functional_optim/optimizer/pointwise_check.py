@@ -1,75 +1,50 @@
-"""Check of pointwise chains: ``rule(concat) == concat(rule)`` for a few elements."""
-
-from dataclasses import replace
+"""Check of a chain at its registration: are its pointwise stages pointwise?"""
 
 import torch
-from torch import Tensor
 
-from functional_optim.core.leaf import needs_total
+from functional_optim.core.hyper import resolve, to_floats
+from functional_optim.core.leaf import Leaf, needs_total
+from functional_optim.core.stage import Link
+from functional_optim.core.stage_contract import init_state
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.errors import NotPointwiseError
+from functional_optim.kernels.pointwise_check import check_pointwise_stages
 from functional_optim.optimizer import Optimizer
 
-_PARAM = (0.5, -1.25, 2.0, 0.0, 3.5, -0.75)
-_GRADS = ((1.0, -2.0, 0.25, 4.0, -0.5, 0.0), (-3.0, 0.5, 1.5, -1.0, 2.0, 0.125))
+_CHECKED: Cache[None] = Cache()
+"""Stages that are pointwise, and which of their numbers are not zero."""
 
 
 def require_pointwise(optimizer: Optimizer) -> None:
-    """Check that a chain of pointwise stages works on each element separately.
+    """Check that the stages of a pointwise chain compute with one element at a time.
 
-    Two to six elements are stepped together and in two parts, and the results are compared. Each
-    chain is checked once, since its numbers may change in each step. It is checked again if other
-    numbers are zero.
+    Each stage is checked once, since its numbers may change in each step. It is checked again if
+    other numbers are zero.
 
     Args:
         optimizer: the optimizer. It is not checked if a stage is no pointwise stage, or needs a
-            total.
+            total or inputs.
 
     Raises:
-        ValueError: (:class:`NotPointwiseError`) the chain is not pointwise. The error has the
-            smallest example.
+        ValueError: (:class:`~.errors.NotPointwiseError`) a stage is not pointwise. The error has an
+            example.
     """
-    stages = optimizer.stages
-    if any(stage.kind != "pointwise" or needs_total(stage) for stage in stages):
+    if any(one.kind != "pointwise" or needs_total(one) for one in optimizer.stages):
         return
-    if any(stage.dtypes or stage.granularity > 1 for stage in stages):
+    if any(one.dtypes or one.granularity > 1 for one in optimizer.stages):
         return
-    values = [value for link in optimizer.links for value in link.hyper]
-    key = (
-        stages,
-        tuple(bool(one) if isinstance(one, (bool, int, float)) else None for one in values),
-    )
-    # Overrides only change numbers, and may select no leaf in a tree of one tensor.
-    alone = replace(optimizer, executor="reference", overrides=())
-    _CHECKED.get_or_make(key, lambda: _check(alone))
+    for link in optimizer.links:
+        numbers = (bool(one) if isinstance(one, (bool, int, float)) else None for one in link.hyper)
+        _CHECKED.get_or_make((link.stage, *numbers), lambda link=link: _check(link))  # type: ignore[misc]  # called at once
 
 
-_CHECKED: Cache[None] = Cache()
-"""Chains that are pointwise: their stages, and which of their numbers are not zero."""
-
-
-def _check(optimizer: Optimizer) -> None:
-    for count in range(2, len(_PARAM) + 1):
-        for steps in range(1, len(_GRADS) + 1):
-            whole = _run(optimizer, slice(0, count), steps)
-            parts = [_run(optimizer, part, steps) for part in (slice(0, 1), slice(1, count))]
-            if not torch.equal(whole, torch.cat(parts)):
-                raise NotPointwiseError(
-                    f"the chain {optimizer} declares that it is pointwise, but stepping a "
-                    f"parameter in two parts changes the result: from {list(_PARAM[:count])} with "
-                    f"gradients {[list(grad[:count]) for grad in _GRADS[:steps]]}, the result is "
-                    f"{whole.tolist()}, and in parts {torch.cat(parts).tolist()}; give the stage "
-                    "that computes with more than one element kind='per_matrix'"
-                )
-
-
-def _run(optimizer: Optimizer, part: slice, steps: int) -> Tensor:
-    """Return a part of the example elements after some steps."""
-    with torch.no_grad():
-        param = torch.tensor(_PARAM[part], dtype=torch.float64)
-        state = optimizer.init(param)
-        for grad in _GRADS[:steps]:
-            given = torch.tensor(grad[part], dtype=torch.float64)
-            param, state = optimizer.update(param, given, state)
-    found: Tensor = param
-    return found
+def _check(link: Link) -> None:
+    stage = link.stage
+    if stage.extra or stage.inputs:
+        return
+    hyper = resolve(stage.name, stage.bounds, stage.check, link.hyper, 1.0)
+    shared = [] if stage.combine is None else [stage.combine(stage.init_shared(hyper), (), hyper)]
+    coefficients = to_floats(stage.coefficients(1.0, hyper, *shared))
+    param = torch.zeros(1, dtype=torch.float64)
+    state = init_state(stage, param, hyper)
+    leaf = Leaf(param, param, (state,), (coefficients,), "p", (hyper,), 1.0)
+    check_pointwise_stages([stage], leaf, [])

@@ -15,22 +15,34 @@ from functional_optim._torch.tensors import DisableTorchFunction
 from functional_optim.core.leaf import PLAIN
 from functional_optim.kernels.chunks import is_dense
 from functional_optim.native import LOOPS
-from functional_optim.plan.guard import DTYPE, IS_LEAF, LayoutGuard
+from functional_optim.plan.guard import DTYPE, IS_LEAF, kinds_of
 
-_BYTES = attrgetter("nbytes")
+_BYTES, _LAYOUT = attrgetter("nbytes"), attrgetter("layout")
+_STRIDED = frozenset({torch.strided})
+
+
+def traits_of(tensors: Sequence[Tensor]) -> list[list[Any]]:
+    """Return the layouts of dense tensors: shapes, dtypes, devices, strides, and views of values.
+
+    ``requires_grad`` is no part of a layout.
+    """
+    asked = (Tensor.stride, Tensor.is_conj, Tensor.is_neg)
+    return [*kinds_of(tensors), *(list(map(ask, tensors)) for ask in asked)]
 
 
 class _Layout:
     """Layouts of tensors, and the addresses at which the last check of shared memory passed."""
 
     def __init__(
-        self, tensors: Sequence[Tensor], written: Sequence[bool], slots: Sequence[int]
+        self, tensors: Sequence[Tensor], written: Sequence[bool | None], slots: Sequence[int]
     ) -> None:
-        self.alike = LayoutGuard(tensors)
+        self.traits = traits_of(tensors)
+        self.are_dense = all((one.is_cpu or one.is_cuda) and is_dense(one) for one in tensors)
+        """True if all tensors are dense in memory that has addresses."""
         self.sizes = list(map(_BYTES, tensors))
-        self.changed = list(written)
+        self.changed = [one is not False for one in written]
         pairs = list(zip(written, self.sizes, strict=True))
-        self.written = [one and size > 0 for one, size in pairs]
+        self.written = [one is True and size > 0 for one, size in pairs]
         self.read = [not one and size > 0 for one, size in pairs]
         by_slot = {slot: k for k, slot in enumerate(slots) if slot >= 0}
         self.order = [by_slot[slot] for slot in range(len(by_slot))]
@@ -80,36 +92,29 @@ class PythonLoops:
         return tensors, form
 
     @staticmethod
-    def lay_out(tensors: list[Any], written: list[bool], slots: list[int]) -> _Layout | None:
-        """Record layouts for :meth:`locate`; None if a tensor is not plain and dense."""
-        if not PLAIN.issuperset(map(type, tensors)):
+    def lay_out(tensors: list[Any], written: list[bool | None], slots: list[int]) -> _Layout | None:
+        """Record layouts for :meth:`locate`; None if a tensor is not plain and strided."""
+        if not PLAIN.issuperset(map(type, tensors)) or not _STRIDED.issuperset(
+            map(_LAYOUT, tensors)
+        ):
             return None
-        for one in tensors:
-            has_memory = one.layout == torch.strided and (one.is_cpu or one.is_cuda)
-            if not has_memory or not is_dense(one):
-                return None
         return _Layout(tensors, written, slots)
 
     @staticmethod
-    def hold(layout: _Layout, tensors: list[Any], where: bool) -> bool:
-        """Return True if tensors have the layouts; ``where`` is False."""
-        assert not where, "a layout has no addresses"
-        return len(tensors) == len(layout.sizes) and PythonLoops._hold(layout.alike, tensors)
-
-    @staticmethod
-    def _hold(alike: LayoutGuard, tensors: list[Any]) -> bool:
-        if not PLAIN.issuperset(map(type, tensors)):
+    def hold(layout: _Layout, tensors: list[Any]) -> bool:
+        """Return True if tensors have the layouts."""
+        if len(tensors) != len(layout.sizes) or not PLAIN.issuperset(map(type, tensors)):
             return False
         # A mode such as that of torch.set_default_device would run Python at every call.
         with DisableTorchFunction():
             try:
-                return alike(tensors)
+                return traits_of(tensors) == layout.traits
             except RuntimeError:  # a sparse tensor
                 return False
 
     def locate(self, layout: _Layout, tensors: list[Any]) -> bytes | None:
         """Return the pointers of tensors, as the native function does."""
-        if len(tensors) != len(layout.sizes) or not self._hold(layout.alike, tensors):
+        if not layout.are_dense or not self.hold(layout, tensors):
             return None
         with DisableTorchFunction():
             written = list(compress(tensors, layout.changed))

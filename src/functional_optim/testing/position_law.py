@@ -10,15 +10,11 @@ from typing import Any
 import optree
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from functional_optim.core.stage import block_size_of
-from functional_optim.kernels import Leaf, needs_total
-from functional_optim.kernels.cache_key import key_of
-from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.trace import trace
-from functional_optim.kernels.validate import find_rounded_by_place
+from functional_optim.kernels import needs_total
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.item import coefficients_at
 from functional_optim.testing.compare import same, tensors_in
 from functional_optim.testing.runs import Run
 from functional_optim.testing.subject import Subject
@@ -79,27 +75,39 @@ def _is_per_element(value: Any) -> bool:
 def _cut(tree: Any, start: int) -> Any:
     """Return a tree with a piece of each tensor that has as many elements as the parameter."""
 
-    def part(one: Tensor) -> Tensor:
-        return one[start : start + PIECE].clone() if one.shape == (ELEMENTS,) else one
+    def part(one: Any) -> Any:
+        is_whole = isinstance(one, Tensor) and one.shape == (ELEMENTS,)
+        return one[start : start + PIECE].clone() if is_whole else one
 
     return optree.tree_map(part, tree)
+
+
+class _Operations(TorchFunctionMode):
+    """Mode that finds the first operation whose rounding depends on the position of an element."""
+
+    found: str = "some operation of this chain"
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given: Any = (args, kwargs or {})
+        pieces = []
+        if self.found == _Operations.found and any(map(_is_per_element, optree.tree_leaves(given))):
+            for start in range(0, ELEMENTS, PIECE):
+                few, named = _cut(given, start)
+                pieces.append(function(*few, **named))
+        whole = function(*args, **given[1])
+        for place, few in enumerate(pieces):
+            if _is_per_element(whole) and not same(few, _cut(whole, PIECE * place)):
+                self.found = f"the operation {function.__name__.strip('_')!r}"
+        return whole
 
 
 def _find_operation(
     optimizer: Optimizer, param: Tensor, grad: Tensor, state: Any, totals: list[Tensor]
 ) -> str:
-    """Return the operation that rounds by position, if the chain can be traced."""
-    if optimizer.is_composed:
-        return "some operation of this chain"
-    stages = optimizer.stages
-    hypers, coefficients = coefficients_at(stages, optimizer.hypers_at(()), 1.0)
-    leaf = Leaf(param, grad, state.leaves.stages, coefficients, "p", hypers, 1.0)
-    try:
-        key, numbers, tensors = key_of(stages, leaf)
-        traced = trace(stages, key.classes, key.shape)
-        found = find_rounded_by_place(
-            traced, tensors, traced.compute_scalars(numbers, totals), PIECE
-        )
-    except UntraceableError:
-        found = None
-    return f"the operation {found!r}" if found else "some operation of this chain"
+    """Return the operation that rounds by position, if it is a call of a function of torch."""
+    operations = _Operations()
+    with operations:
+        optimizer.using(executor="reference").update(param, grad, state, measured=totals)
+    return operations.found

@@ -1,5 +1,6 @@
 """Totals over all gradients in one call, with the same bits as one gradient after another."""
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.algorithms.prodigy import SUM_BLOCK
-from functional_optim.kernels import EXECUTORS, Leaf, kernel_executor, pieces, total_of, totals
+from functional_optim.kernels import EXECUTORS, total_of
 from functional_optim.kernels.totals import (
     columns_of,
     sum_tensors,
@@ -283,49 +284,40 @@ def test_no_large_gradient_is_copied_in_double_precision() -> None:
     assert made_by(lambda: sum_of_squares(large)).largest <= 8 * BLOCK
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_a_total_of_gradients_as_they_are_needs_no_pieces(
-    decay: float, monkeypatch: pytest.MonkeyPatch
+@each_value(executor=["auto", "blocked"])
+def test_a_total_of_large_gradients_that_were_changed_has_the_bits_of_the_reference(
+    executor: Any,
 ) -> None:
-    """Stages that do not change gradients are not run over all elements before the sum."""
-    sizes: list[int] = []
-    cut = kernel_executor.pieces_of
+    """The sum of squares of a gradient depends on how it is divided, so it is measured whole."""
+    chosen = chain(weight_decay(0.1), clip_by_global_norm(0.5), sgd(0.1))
+    counts = (1_500_001, 3, 1_200_000)
+    params, grads = ([normal(count, seed=count + k) for count in counts] for k in range(2))
 
-    def noted(stages: Any, leaf: Leaf) -> list[Leaf]:
-        sizes.append(leaf.param.numel())
-        return cut(stages, leaf)
+    def total(name: Any) -> Tensor:
+        optimizer = chosen.using(executor=name)
+        return optimizer.measure(params, grads, optimizer.init(params))
 
-    monkeypatch.setattr(kernel_executor, "pieces_of", noted)
-    monkeypatch.setattr(pieces, "PIECE", 1000)
-    chosen = chain(weight_decay(decay), clip_by_global_norm(0.5), sgd(0.1))
-    leaves = [
-        chunk_of(chosen, normal(count, seed=count), normal(count, seed=count + 1))
-        for count in (3000, 7)
-    ]
+    assert torch.equal(total(executor), total("reference"))
+
+
+def test_a_changed_gradient_is_freed_before_the_next_one_is_computed() -> None:
+    count = 1 << 16
+    chosen = chain(weight_decay(0.1), clip_by_global_norm(0.5), sgd(0.1))
+    leaves = [chunk_of(chosen, normal(count, seed=k), normal(count, seed=9 - k)) for k in range(6)]
     stages = chosen.stages[: chosen.stages.index(CLIP_BY_GLOBAL_NORM) + 1]
-    got = EXECUTORS["auto"].measure(stages, leaves, [])
-    torch.testing.assert_close(got, EXECUTORS["reference"].measure(stages, leaves, []))
-    assert sizes == ([3000, 7] if decay else [])
+    alive: list[int] = []
+    held: list[Any] = []
+    measure = CLIP_BY_GLOBAL_NORM.measure
+    assert measure is not None
 
+    def noted(grad: Tensor) -> Tensor:
+        held.append(weakref.ref(grad))
+        alive.append(sum(one() is not None for one in held))
+        return measure(grad)
 
-def test_some_elements_tell_whether_gradients_are_handed_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every step checks a small sample, so that the check is cheap for large leaves."""
-    sizes: list[int] = []
-    call_stage = totals.call_stage
-
-    def noted(stage: Any, param: Tensor, *given: Any) -> Any:
-        sizes.append(param.numel())
-        return call_stage(stage, param, *given)
-
-    monkeypatch.setattr(totals, "call_stage", noted)
-    chosen = chain(clip_by_value(0.5), clip_by_global_norm(0.5), sgd(0.1))
-    leaf = chunk_of(chosen, normal(1 << 21), normal(1 << 21, seed=1))
-    stages = chosen.stages[: chosen.stages.index(CLIP_BY_GLOBAL_NORM) + 1]
-    got = EXECUTORS["auto"].measure(stages, [leaf], [])
-    torch.testing.assert_close(got, EXECUTORS["reference"].measure(stages, [leaf], []))
-    assert set(sizes) == {pieces.SAMPLE}
+    watched = replace(CLIP_BY_GLOBAL_NORM, measure=noted, measure_each=None)
+    EXECUTORS["auto"].measure([*stages[:-1], watched], leaves, [])
+    assert max(alive) <= 2 and len(alive) == len(leaves)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128], ids=str)

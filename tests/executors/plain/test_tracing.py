@@ -162,6 +162,10 @@ CLAIMS: Rules = {
     "softens": lambda p, g, s, c: (p - c.lr * torch.softmax(g, dim=-1), s),
     "sums up": sums_up,
     "turns": lambda p, g, s, c: (p - c.lr * g.flip(-1), s),
+    "looks ahead": lambda p, g, s, c: (
+        p - c.lr * g.reshape(-1).flip(0).cumsum(0).flip(0).reshape(g.shape),
+        s,
+    ),
     "rolls": lambda p, g, s, c: (p - c.lr * g.roll(1, -1), s),
     "sorts": lambda p, g, s, c: (p - c.lr * g.sort(dim=-1).values, s),
     "unit": lambda p, g, s, c: (p - c.lr * functional.normalize(g, dim=-1), s),
@@ -189,6 +193,16 @@ def test_what_only_claims_to_be_pointwise_is_refused() -> None:
     for one in pairs(name=CLAIMS, executor=ASKED):
         with case(**one):
             require_refused(CLAIMS[one["name"]], one["executor"])
+
+
+def test_a_coefficient_of_zero_hides_nothing() -> None:
+    """A learning rate may begin at zero; once it does not, the same program steps pieces."""
+    for executor in ASKED:
+        with case(executor=executor):
+            optimizer = optimizer_of(sums_up).using(executor=executor)
+            params, grads = noise(0, LARGE), noise(1, LARGE)
+            with pytest.raises(NotPointwiseError, match=r"kind='per_matrix'"):
+                optimizer.update(params, grads, optimizer.init(params), lr=0.0)
 
 
 def test_per_matrix_they_run() -> None:

@@ -16,6 +16,8 @@ from ..test_gradients import (
 from ..test_guard import (
     test_conjugates_and_negatives_are_seen,
     test_memory_that_a_buffer_leaves_stays_with_its_parameters,
+    test_tensors_with_gaps_and_without_memory_are_guarded_too,
+    test_views_may_share_memory_but_a_parameter_may_not_become_a_result,
     test_who_requires_grad_and_of_what_class_does_not_matter,
 )
 
@@ -28,7 +30,9 @@ __all__ = [
     "test_gather_takes_gradients_that_have_a_graph_and_leaves_it_alone",
     "test_gradients_that_are_not_in_place",
     "test_memory_that_a_buffer_leaves_stays_with_its_parameters",
+    "test_tensors_with_gaps_and_without_memory_are_guarded_too",
     "test_the_first_that_left_is_named",
+    "test_views_may_share_memory_but_a_parameter_may_not_become_a_result",
     "test_who_requires_grad_and_of_what_class_does_not_matter",
 ]
 

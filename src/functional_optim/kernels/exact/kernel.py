@@ -23,11 +23,12 @@ from functional_optim.kernels.cache_key import (
     reader,
     require_few_choices,
 )
-from functional_optim.kernels.chunks import Table
+from functional_optim.kernels.chunks import Table, tensors_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.exact.program import LoopProgram, exact_program
 from functional_optim.kernels.free_variables import free_variables
 from functional_optim.kernels.kernel import BindScalars, KernelStep
+from functional_optim.kernels.pointwise_check import check_pointwise_stages
 from functional_optim.kernels.trace import trace
 from functional_optim.native.cache import SLOWER, CompileError, missing_compiler_warning
 
@@ -120,7 +121,7 @@ class ExactKernel:
                 known = has_entry(chunk, "exact", key)
                 if not known and _want(stages, key, tensors) not in _PROGRAMS:
                     return "no loop is compiled for so few elements"
-            found = entry(chunk, "exact", key, lambda: _program(stages, key, numbers, tensors))
+            found = entry(chunk, "exact", key, lambda: _program(stages, chunk, key, numbers))
         except UntraceableError as error:
             return str(error)
         if isinstance(found, str):
@@ -141,15 +142,13 @@ def _want(stages: Sequence[Stage], key: CacheKey, tensors: Sequence[Tensor]) -> 
     return _Want(tuple(stages), key, fewer)
 
 
-def _program(
-    stages: Sequence[Stage], key: CacheKey, numbers: Any, tensors: Sequence[Tensor]
-) -> _Found | str:
+def _program(stages: Sequence[Stage], chunk: Leaf, key: CacheKey, numbers: Any) -> _Found | str:
     """Return the loop, or the reason why there is none; cached."""
-    want = _want(stages, key, tensors)
-    return _PROGRAMS.get_or_make(want, lambda: _made(want, numbers, tensors))
+    want = _want(stages, key, tensors_of(chunk))
+    return _PROGRAMS.get_or_make(want, lambda: _made(want, chunk, numbers))
 
 
-def _made(want: _Want, numbers: Any, tensors: Sequence[Tensor]) -> _Found | str:
+def _made(want: _Want, chunk: Leaf, numbers: Any) -> _Found | str:
     stages, key, _ = want
     try:
         require_few_choices(want, _PROGRAMS)
@@ -157,7 +156,9 @@ def _made(want: _Want, numbers: Any, tensors: Sequence[Tensor]) -> _Found | str:
             traced = trace(stages, key.classes, key.shape)
             totals = [torch.ones((), dtype=torch.float64)] * traced.totals
             scalar_args = traced.compute_scalars(numbers, totals)
-            program = exact_program(traced, tensors, scalar_args, block_size_of(stages))
+            check_pointwise_stages(stages, chunk, totals)
+            size = block_size_of(stages)
+            program = exact_program(traced, tensors_of(chunk), scalar_args, size)
     except UntraceableError as error:
         return str(error)
     except (CompileError, OSError) as error:  # the step must run without a compiler, too

@@ -107,12 +107,11 @@ def exact_program(
 
     Raises:
         UntraceableError: there is no loop; the text says why.
-        NotPointwiseError: the graph computes with more than one element at a time.
         CompileError: nothing can be compiled.
     """
     with torch.no_grad(), compile_lock(), _one_thread_if_alone():
         few = examples(chunk, block_size)
-        validated = validate(trace, few, scalar_args, pointwise=block_size == 1)
+        validated = validate(trace, few, scalar_args)
         for variant in _variants():
             found = _tried(trace, validated, few, scalar_args, block_size, variant)
             if found is not None:

@@ -17,7 +17,8 @@ from functional_optim.core.buffer_memory import lazy_zeros
 from functional_optim.core.checks import check_grad
 from functional_optim.core.leaf import PLAIN
 from functional_optim.plan.flat.buffer import FlatBuffer, difference
-from functional_optim.plan.guard import MemoryGuard, kinds_of
+from functional_optim.plan.guard import kinds_of
+from functional_optim.plan.list_layout import MemoryGuard
 
 _DENSE, _LAYOUT = {torch.strided}, attrgetter("layout")
 
@@ -113,13 +114,7 @@ class FlatGradients:
         The views of complex parameters are complex.
         """
         mine = self.of_members(grads)
-        if not PLAIN.issuperset(map(type, mine)):
-            return False
-        with DisableTorchFunction():
-            try:
-                return self.guard.alike(mine)
-            except RuntimeError:  # a sparse gradient
-                return False
+        return self.guard.layout.hold(mine)
 
     def gather(self, grads: Sequence[Any]) -> None:
         """Copy gradients into the buffers."""
@@ -137,7 +132,7 @@ class FlatGradients:
         """Return True if all gradients are plain tensors that can be copied to the views."""
         if not PLAIN.issuperset(map(type, mine)) or not _DENSE.issuperset(map(_LAYOUT, mine)):
             return False
-        return self.guard.alike(mine) or kinds_of(mine) == self.kinds
+        return self.guard.layout.hold(mine) or kinds_of(mine) == self.kinds
 
     def _clone_from_buffers(self, mine: list[Tensor]) -> list[Tensor]:
         """Return the gradients. Clone those at another position of the gradient buffers."""

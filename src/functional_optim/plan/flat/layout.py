@@ -15,7 +15,7 @@ from functional_optim.core.buffer_memory import buffer_of
 from functional_optim.plan.flat.buffer import FlatBuffer, Segment, assign_segments, difference
 from functional_optim.plan.flat.gradients import FlatGradients, like
 from functional_optim.plan.flat.move_checks import immovable_reasons
-from functional_optim.plan.guard import MemoryGuard, mark_changed
+from functional_optim.plan.guard import mark_changed
 
 __all__ = ["FlatBuffer", "FlatLayout", "Segment"]
 
@@ -112,7 +112,6 @@ class FlatLayout:
                 like(param, view).detach() for param, view in zip(self._params, views, strict=True)
             ]
             parts = [buffer.part(view) for buffer, view in zip(owners, self._views, strict=True)]
-            self._guard = MemoryGuard(self._views)
             self._starts = [buffer.data.data_ptr() for buffer in self.buffers]
             # All values are copied first, so that nothing has changed if memory runs out.
             for param, view in zip(self._params, self._views, strict=True):
@@ -143,7 +142,6 @@ class FlatLayout:
         """Raise RuntimeError if a parameter has left its buffer, or the layout was undone.
 
         A parameter has left its buffer if its memory, shape, strides, dtype or device has changed.
-        This is one pass in C over the parameters, without Python code for each.
         """
         self._require_alive()
         for number, (buffer, start) in enumerate(zip(self.buffers, self._starts, strict=True)):
@@ -153,8 +151,6 @@ class FlatLayout:
                     "share_memory_(), so it no longer holds its parameters. Call undo() on this "
                     "layout and make a new one"
                 )
-        if self._guard.hold(self._params):
-            return
         for param, view, name in zip(self._params, self._views, self._names, strict=True):
             what = difference(param, view)
             if what is not None:
