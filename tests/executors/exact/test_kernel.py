@@ -60,7 +60,7 @@ def test_sixteen_bits() -> None:
         name=["selects", "swap", "numbers_on_the_left"],
         dtype=SHORT,
         threads=[1, 2, 4],
-        lengths=[(70_001,), (3, 1_025, 200_003), (1,)],
+        lengths=[(70_001,), (3, 1_025, 80_003), (1,)],
     ):
         optimizer, dtype = RULES[one["name"]], one["dtype"]
         with case(**one), torch_threads(one["threads"]):
@@ -95,10 +95,10 @@ def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [(7 * k) % 211 for k in range(199)] + [33_333]
     assert explained(adamw(), noise(0, 300)).startswith("exact")
     monkeypatch.setattr(LoopProgram, "bound", noted)
-    for one in pairs(executor=["compiled", "auto"], threads=[1, 2]):
+    for executor, threads in [("compiled", 1), ("auto", 2)]:
         calls.clear()
-        with case(**one), torch_threads(one["threads"]):
-            require_equal(adamw(), lengths, torch.float32, executor=one["executor"], steps=2)
+        with case(executor=executor, threads=threads), torch_threads(threads):
+            require_equal(adamw(), lengths, torch.float32, executor=executor, steps=2)
             assert calls == [sum(length > 0 for length in lengths)] * 4  # pure and in place
 
 
