@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from functional_optim import Optimizer, partition
+from functional_optim import Optimizer, chain, partition
 from functional_optim.testing import LAWS, Subject
 from functional_optim.testing.runs import MAX_STEPS, REAL_DTYPES, SMALL_SHAPES, Run
 
@@ -48,6 +48,19 @@ GROUPS = [names[at : at + 8] for names in BY_DTYPE for at in range(0, len(names)
 """Chains that one graph steps: as many as a run has names for leaves, in one dtype."""
 
 
+COMMON = {"maximize", "weight_decay", "decoupled_weight_decay"}
+"""Names of the stages that stand before most rules."""
+
+
+def without(traced: set[str], optimizer: Optimizer) -> Optimizer:
+    """Return a chain without the common stages that the same graph has in an earlier chain."""
+    if optimizer.is_composed:
+        return optimizer
+    kept = [link for link in optimizer.links if link.stage.name not in traced]
+    traced |= {link.stage.name for link in kept} & COMMON
+    return chain(*kept)
+
+
 def partition_of(names: list[str], leaves: int) -> tuple[Subject, Run]:
     """Return a partition in which each chain steps leaves of its own, and a run of all leaves.
 
@@ -70,8 +83,9 @@ def partition_of(names: list[str], leaves: int) -> tuple[Subject, Run]:
     part_of = {path: f"part_{k // leaves}" for k, path in enumerate(merged.names)}
 
     def factory() -> Optimizer:
-        made = enumerate(zip(chosen, runs, strict=True))
-        parts = {f"part_{k}": one.factory(**run.kwargs) for k, (one, run) in made}
+        parts, traced = {}, set[str]()
+        for k, (one, run) in enumerate(zip(chosen, runs, strict=True)):
+            parts[f"part_{k}"] = without(traced, one.factory(**run.kwargs))
         return partition(parts, lambda path, shape: part_of[path[0]])
 
     return Subject(factory), merged
@@ -81,9 +95,9 @@ def partition_of(names: list[str], leaves: int) -> tuple[Subject, Run]:
 def test_traced_is_close(group: int | str) -> None:
     """A step inside torch.compile matches a step outside, as one graph.
 
-    Tracing takes a second for each optimizer, and half as much for each part of a partition. Two
-    chains have two leaves and missing gradients. If everything is tested, each chain is also traced
-    alone, and every fourth has several leaves.
+    Tracing takes a second for each optimizer, and half as much for each part of a partition. A
+    graph has the common stages once. Two chains have two leaves and missing gradients. If
+    everything is tested, each chain is also traced alone, and every fourth has several leaves.
     """
     law = LAWS["traced is close"]
     names = list(TABLE)[::36][:2] if isinstance(group, str) else GROUPS[group]
