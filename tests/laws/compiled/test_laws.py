@@ -83,7 +83,8 @@ def partition_of(names: list[str], leaves: int) -> tuple[Subject, Run]:
     part_of = {path: f"part_{k // leaves}" for k, path in enumerate(merged.names)}
 
     def factory() -> Optimizer:
-        parts, traced = {}, set[str]()
+        parts: dict[str, Optimizer] = {}
+        traced: set[str] = set()
         for k, (one, run) in enumerate(zip(chosen, runs, strict=True)):
             parts[f"part_{k}"] = without(traced, one.factory(**run.kwargs))
         return partition(parts, lambda path, shape: part_of[path[0]])
