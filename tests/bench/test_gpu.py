@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from benchmarks import gpu, gpu_steps
 from benchmarks.gpu_steps import Result
@@ -26,12 +27,13 @@ def test_skips():
 """
 
 
-@pytest.fixture
-def cases(tmp_path: Path) -> list[gpu.Case]:
-    (tmp_path / "test_it.py").write_text(TESTS)
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> list[gpu.Case]:
+    folder = tmp_path_factory.mktemp("cases")
+    (folder / "test_it.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
-    subprocess.run([*command, "--junitxml=it.xml"], cwd=tmp_path, check=False, capture_output=True)
-    return gpu.cases_in(tmp_path / "it.xml")
+    subprocess.run([*command, "--junitxml=it.xml"], cwd=folder, check=False, capture_output=True)
+    return gpu.cases_in(folder / "it.xml")
 
 
 def test_outcomes_are_read(cases: list[gpu.Case]) -> None:
@@ -96,9 +98,8 @@ def test_the_page_has_its_marks() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_nothing_is_run() -> None:
     before = gpu.PAGE.read_text()
-    command = [sys.executable, "-m", "benchmarks.gpu"]
-    done = subprocess.run(command, cwd=gpu.ROOT, check=True, capture_output=True, text=True)
-    assert "no CUDA device" in done.stdout
+    done = CliRunner().invoke(gpu.main)
+    assert done.exit_code == 0 and "no CUDA device" in done.output
     assert gpu.PAGE.read_text() == before
 
 

@@ -12,7 +12,12 @@ import yaml
 from tests.choices import case
 
 ROOT = Path(__file__).parents[2]
-QUICK = {**os.environ, "DOCS_EXECUTE": "false", "NO_MKDOCS_2_WARNING": "1"}
+QUICK = {
+    **os.environ,
+    "DOCS_EXECUTE": "false",
+    "DOCS_SEARCH": "false",
+    "NO_MKDOCS_2_WARNING": "1",
+}
 RAW = re.compile(r":(?:class|func|meth|data|attr|mod):`|Example::|``|&gt;&gt;&gt;|\]\[")
 """Markup of docstrings that must not appear on a page outside of code."""
 
@@ -32,7 +37,7 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the site, built without running the notebooks."""
+    """Return the folder of the site, built without running notebooks, and without its search."""
     folder = tmp_path_factory.mktemp("documentation") / "site"
     finished = build(ROOT / "mkdocs.yml", folder)
     assert finished.returncode == 0, finished.stderr

@@ -45,7 +45,7 @@ def small(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     return {"weight": params["weight"], "frozen": None, "scale": params["scale"]}
 
 
-DRAWN = list(ONE_CHAIN)[:: 1 if EVERYTHING else 3]
+DRAWN = list(ONE_CHAIN)[:: 1 if EVERYTHING else 8]
 """Algorithms that are given to the compiler. A law checks scalars in tensors for all of them."""
 
 LAST_PLACE = ("asgd", "adafactor")

@@ -40,7 +40,7 @@ def test_it_is_checked_without_missing_gradients() -> None:
 
     With missing gradients, the error has a hint, since the group counts steps for all parameters.
     """
-    check_optimizer(decaying, Decaying, missing=False, laws=[LAW, "one step each"])
+    check_optimizer(decaying, Decaying, missing=False, laws=[LAW, "one step each"], max_examples=25)
     with pytest.raises(LawBroken) as caught:
         check_optimizer(decaying, Decaying, laws=[LAW])
     assert any(None in step for step in caught.value.example.steps)

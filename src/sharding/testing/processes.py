@@ -1,6 +1,7 @@
 """Processes of ranks, spawned or forked."""
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -17,7 +18,8 @@ Start = Literal["spawn", "forkserver"]
 
 
 _PROGRAM = """
-import sys
+import gc, sys
+gc.disable()  # until all is imported
 from multiprocessing.connection import Connection
 from sharding.testing.rank_process import serve
 serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
@@ -92,6 +94,7 @@ def _fork(
 def _serve_forked(
     pipe: connection.Connection, rank: int, log: str, environment: dict[str, str]
 ) -> None:
+    gc.freeze()  # a collection would copy the memory that this process shares with the fork server
     os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)

@@ -96,6 +96,7 @@ def serve(pipe: Connection, rank: int) -> None:
     _LISTENERS[:] = [lambda place: pipe.send(("at", place))]
     gc.collect()
     gc.freeze()  # modules stay alive, so later collections can skip them
+    gc.enable()
     groups: collections.deque[Any] = collections.deque(maxlen=LAST_GROUPS)
     while True:
         try:
