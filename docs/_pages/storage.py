@@ -46,14 +46,14 @@ print(compare_storages(adamw(lr=1e-3), params))  # the same for every choice bel
 ```
 """
 
-REST = """Random bits are a function of the value, the gradient, the step and a seed. Any cut of the
-tensors, any rank and any restart give the same bits. The bounds above are tested. In blocks without
-a negative number, the absolute bounds of 8 bits are 2^-34.
+REST = """Random bits are a function of the value, the gradient, the step and a seed. So they do not
+depend on how tensors are cut, on the rank, or on restarts. The bounds above are tested. In blocks
+without a negative number, the bounds relative to the largest value are 2^-34.
 
-A stored optimizer takes neither complex parameters nor sparse gradients, and cannot be run by
-TorchScript: [what composes with what](composes-with.md). It has no derivative: `update` raises an
-error if torch.func follows an argument, or if autograd follows one that is no parameter. Inside of
-torch.compile there is no such check. A step takes longer than in float32:
+A stored optimizer accepts no complex parameters and no sparse gradients, and TorchScript cannot run
+it: [what composes with what](composes-with.md). It has no derivative: `update` raises an error if
+torch.func differentiates it, or if an argument other than a parameter requires grad. Inside
+torch.compile, this is not checked. A step takes longer than in float32:
 [benchmarks](benchmarks.md).
 
 ## State in files

@@ -168,11 +168,11 @@ def partition(
     optimizers: Mapping[str, Optimizer | Link],
     label_of: Callable[[tuple[Any, ...], Shape], str | None],
 ) -> Optimizer:
-    """Step each leaf by the optimizer of its label.
+    """Step each leaf with the optimizer of its label.
 
     Args:
-        optimizers: by label. Use :func:`freeze` for leaves that must not change. Labels are
-            prefixes of the names of hyper-parameters: ``optimizer.hyper["muon.lr"]``.
+        optimizers: an optimizer for each label. Use :func:`freeze` for leaves that must not change.
+            Labels are prefixes of the names of hyper-parameters: ``optimizer.hyper["muon.lr"]``.
         label_of: returns the label of a leaf, from its path (a tuple of keys) and the shape of the
             whole parameter. :func:`labels` builds such a function from patterns.
 
@@ -180,7 +180,7 @@ def partition(
         An :class:`Optimizer`. The state of a leaf is that of its own optimizer.
 
     Raises:
-        TypeError: an argument that is not optimizers by label, or ``label_of`` is not a function.
+        TypeError: ``optimizers`` is not a mapping of optimizers, or ``label_of`` is not a function.
         ValueError: no optimizer; an invalid label. From ``init`` and ``update``: a leaf with an
             unknown label. From ``init``: a pattern of :func:`~functional_optim.labels` that matches
             no path.

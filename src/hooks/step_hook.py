@@ -67,13 +67,13 @@ def step_hook(
             torch.optim, or a registered one, with that class's options.
         inner_hook: any DDP communication hook (allreduce, fp16 and bf16 compression, PowerSGD).
         inner_state: the state of ``inner_hook``, as for ``register_comm_hook``.
-        in_order: wait for the communication of each bucket before that of the next bucket starts.
-            Inner hooks that start collectives from callbacks need this, such as torch's PowerSGD.
-            Otherwise, with several buckets on gloo, the order of these collectives depends on
-            timing and differs between ranks. Communications of buckets then do not overlap.
+        in_order: True to communicate the buckets one after the other, without overlap. Inner hooks
+            that start collectives from callbacks need this, such as torch's PowerSGD. Otherwise,
+            with several buckets on gloo, the order of these collectives depends on timing and
+            differs between ranks.
         params: the parameters to step, by name; by default all of ``ddp.module``.
         state: the state to continue from; by default the state before the first step.
-        executor: that runs the chain over a bucket; by default that of ``optimizer``.
+        executor: name of the executor for the chain; by default that of ``optimizer``.
         options: of the class or constructor, by name.
 
     Returns:

@@ -242,7 +242,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a checkpoint of this class or of the equivalent torch.optim class.
 
-        If both have parameter names, parameters are matched by name, else by position.
+        If both have parameter names, parameters are matched by name, else by position. Options in
+        the checkpoint replace those of the groups, schedules included.
 
         ``state_dict`` does not change, and shares no memory with the optimizer afterwards. A
         ``stored`` chain can load plain state, and state of another storage: the values are encoded
@@ -252,10 +253,10 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         that are no integers are kept, as in torch.
 
         Raises:
-            TypeError: no dict.
-            ValueError: no state dict of an optimizer; groups or names differ; a number stands for
-                two parameters, or has state and is in no group; the state does not fit the chain;
-                or a step count is missing or no whole number >= 0. Nothing has changed.
+            TypeError: ``state_dict`` is not a dict.
+            ValueError: not the state dict of an optimizer; groups or names differ; a number is used
+                for two parameters, or has state and is in no group; the state does not fit the
+                chain; or a step count is missing or no whole number >= 0. Nothing has changed.
         """
         require_dict(state_dict)
         before = (self.state, self.param_groups, dict(self._starts))

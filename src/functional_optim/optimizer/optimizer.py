@@ -56,7 +56,7 @@ class Optimizer(Chain):
             executor: the name of the executor, for all front-ends. ``auto``, the default, uses the
                 fastest kernels with the bits of ``reference``; ``reference`` steps leaf by leaf, in
                 Python.
-            namespace: of optree.
+            namespace: the optree namespace of your own node types.
 
         Raises:
             ValueError: there is no such executor.
@@ -99,9 +99,9 @@ class Optimizer(Chain):
     ) -> tuple[Any, State]:
         """Return parameters and state after a step. No argument changes.
 
-        The step is differentiable. Without need of derivatives, call it under ``torch.no_grad()``,
-        or autograd keeps the graph of each step. torch.func works through it. torch.compile and
-        torch.export trace it by the reference, as one graph for every step. The gates
+        The step is differentiable, also with torch.func. If you need no derivatives, call it under
+        ``torch.no_grad()``, because autograd otherwise keeps the graph of each step. torch.compile
+        and torch.export trace the ``reference`` executor, as one graph for all steps. The gates
         ``accumulate``, ``apply_if_finite`` and ``sam`` depend on values, so with them torch.compile
         makes a graph break, and raises an error for ``fullgraph=True``.
 
@@ -113,9 +113,8 @@ class Optimizer(Chain):
                 (see :meth:`measure`); by default, totals are sums over ``grads``.
             extra: inputs besides gradients, by name, if a stage needs them. An input is one value,
                 such as the loss, or a tree like ``params``, such as an estimate of the Hessian's
-                diagonal, with None for leaves without gradient. Inputs that no stage needs are
-                ignored. Inputs are not stored: with ``accumulate`` or ``sam``, pass them in the
-                call that changes the parameters.
+                diagonal, with None for leaves without gradient. Inputs are not stored:
+                with ``accumulate`` or ``sam``, pass them in the call that changes the parameters.
             hyper: hyper-parameters for this step only. In a compiled step, a hyper-parameter that
                 changes is an input of the graph.
 
@@ -123,10 +122,11 @@ class Optimizer(Chain):
             ``(params, state)`` after the step. Leaves without a gradient are the same objects.
 
         Raises:
-            TypeError: an unknown hyper-parameter, or a gradient that is not a tensor.
+            TypeError: an unknown hyper-parameter or input, a missing input, or a gradient that is
+                not a tensor.
             ValueError: trees differ; a gradient has another shape, dtype or device; the state is of
-                another optimizer or tree; a value is out of bounds; an input does not fit, or is
-                missing. The error names the leaf.
+                another optimizer or tree; a value is out of bounds; an input does not fit. The
+                error names the leaf.
             RuntimeError: the chain does not support a sparse gradient; a stage such as ``stored``
                 has no derivative, and torch.func follows an argument, or autograd follows an
                 argument that is not a parameter; a CUDA graph is being captured.
@@ -263,7 +263,7 @@ class Optimizer(Chain):
         return Decision(self.links, executor, found, state.shared, measured, given).total()
 
     def script(self, params: Any, state: State | None = None) -> ScriptedOptimizer:
-        """Bind parameters in one TorchScript program.
+        """Return a TorchScript program that steps these parameters.
 
         Args:
             params: a pytree of parameters. ``step`` takes their gradients as a flat list, in the
@@ -282,7 +282,7 @@ class Optimizer(Chain):
     def bind(
         self, params: Any, state: State | None = None, *, capturable: bool = False
     ) -> BoundOptimizer:
-        """Bind parameters in flat buffers, which is the fastest way to step them.
+        """Bind parameters in flat buffers, which is the fastest way to step many parameters.
 
         Parameters can be saved as before, together or separately: each has its own storage.
 

@@ -59,7 +59,7 @@ EMA = Rule(
 
 
 def ema(decay: Scalar) -> Link:
-    """Keep an exponential moving average of the parameters, after the stages before.
+    """Keep an exponential moving average of the parameters that the stages before return.
 
     ``average = decay * average + (1 - decay) * p``. It starts with the parameters at ``init``.
     :meth:`Optimizer.view` returns the average. Training continues with the parameters themselves.

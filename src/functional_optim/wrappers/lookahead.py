@@ -64,10 +64,10 @@ LOOKAHEAD = Rule(
 
 
 def lookahead(every: int = 5, alpha: Scalar = 0.5) -> Link:
-    """Move slow parameters towards the parameters at each ``every``-th step, and restart there.
+    """Move slow parameters towards the parameters every ``every`` steps, and continue from there.
 
     ``slow = slow + alpha * (p - slow)``, then ``p = slow``. :meth:`Optimizer.view` returns the slow
-    parameters. The state of the rule before does not change.
+    parameters. The state of the rule before this link does not change.
 
     Args:
         every: number of steps between two moves, a whole number >= 1.

@@ -90,13 +90,13 @@ OUTER_NESTEROV = Rule(
 
 
 def outer_nesterov(every: int = 500, outer_lr: Scalar = 0.7, outer_momentum: Scalar = 0.9) -> Link:
-    """Step slow parameters with Nesterov momentum after each ``every``-th step, and restart there.
+    """Step slow parameters with Nesterov momentum every ``every`` steps, and continue from there.
 
     The distance that the rule moved in ``every`` steps is the gradient of an outer SGD:
     ``d = slow - p``, ``b = outer_momentum * b + d``,
     ``slow = slow - outer_lr * (d + outer_momentum * b)``, and ``p = slow``. The state of the rule
-    before does not change. :meth:`Optimizer.view` returns the slow parameters. This is DiLoCo with
-    one worker; with Muon as the rule it is MuLoCo-1. With ``outer_momentum=0`` it is
+    before this link does not change. :meth:`Optimizer.view` returns the slow parameters. This is
+    DiLoCo with one worker; with Muon as the rule it is MuLoCo-1. With ``outer_momentum=0`` it is
     :func:`~functional_optim.lookahead` with ``alpha=outer_lr``, up to rounding.
 
     Cost: nine element-wise operations in every step, since one program serves all steps; the state

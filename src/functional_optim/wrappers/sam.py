@@ -114,7 +114,8 @@ def sam(rho: Scalar = 0.05) -> Link:
     after this link: a rule does not step it, and :func:`accumulate` counts zero.
 
     Args:
-        rho: the distance, a number >= 0, or a schedule. It counts calls, which are two per step.
+        rho: the distance, a number >= 0, or a schedule. The schedule counts calls, which are two
+            per step.
 
     Returns:
         A link for :func:`~functional_optim.chain`. Put it before a rule.

@@ -80,8 +80,9 @@ def swa(start: int, every: int = 1) -> Link:
     """Average the parameters after step ``start`` and after every ``every``-th step from there on.
 
     :meth:`Optimizer.view` and :meth:`TorchOptimizer.averaged` return the average. Training
-    continues with the parameters themselves. Until step ``start`` the average is the parameter. The
-    paper uses a constant or a cyclical learning rate, with ``every`` the length of a cycle.
+    continues with the parameters themselves. Until step ``start``, the average equals the
+    parameter. The paper uses a constant or a cyclical learning rate, with ``every`` the length of a
+    cycle.
     Statistics of batch normalisation are not parameters: recompute them for the averaged weights
     (``torch.optim.swa_utils.update_bn``).
 

@@ -66,8 +66,8 @@ TAIL_EMA = Rule(
 def tail_ema(decay: Scalar, start: int) -> Link:
     """Average the parameters with exponential weights, from step ``start`` on.
 
-    ``average = decay * average + (1 - decay) * p`` after each step after ``start``. Until then the
-    average is the parameter, so the random parameters of ``init`` have no weight in it. With
+    ``average = decay * average + (1 - decay) * p`` after each step after ``start``. Until then, the
+    average equals the parameter, so the initial parameters have no weight in it. With
     ``start=0`` it is :func:`~functional_optim.ema`, bit for bit. :meth:`Optimizer.view` and
     :meth:`TorchOptimizer.averaged` return the average.
 

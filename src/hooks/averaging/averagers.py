@@ -36,14 +36,15 @@ class ScheduledModelAverager(ModelAverager):
 
     over the ``W`` ranks of this level's group, in the order of ranks. Parameters keep their
     storage, so views of them (DDP's buckets, flat buffers) stay valid. All parameters are averaged,
-    also those without gradient. Each rank averages its shard of a DTensor with the same shards on
-    other ranks. With a ``delay`` of ``d``, the mean is computed in the background during the next
+    also those without gradient. Each shard of a DTensor is averaged with the same shard on other
+    ranks. With a ``delay`` of ``d``, the mean is computed in the background during the next
     ``d`` steps, and the changes of these steps are kept: ``x_r <- x_r + (mean - x_r as it was
     sent)``.
 
     Args:
         schedule: the steps, and the sizes of groups.
-        process_group: of all ranks that average; a DeviceMesh of one dimension; None for the world.
+        process_group: all ranks that average, as a group or a DeviceMesh of one dimension; None for
+            the world.
         delay: number of steps before a mean is applied; fewer than between two means.
         bucket_bytes: parameters are reduced in chunks of at most this size, with the same bits and
             less memory; by default in one chunk per dtype, which is faster.
@@ -146,7 +147,7 @@ class ScheduledModelAverager(ModelAverager):
         """Load a state dict.
 
         Args:
-            state_dict: of an averager of the same parameters.
+            state_dict: the state dict of an averager of the same parameters.
 
         Raises:
             ValueError: the state dict is of another kind of averager; nothing is changed.

@@ -37,8 +37,8 @@ def zero_step_hook(
 
     and sends ``p[owned]`` to all ranks, on a separate process group. In total this is as many bytes
     as DDP's all-reduce of gradients. The hook works from the first iteration on, with any options
-    of DDP. There is no ``step()`` to call. Clear gradients after each backward: outside of the
-    owned ranges, ``.grad`` is that rank's own gradient, divided by W or not.
+    of DDP. There is no ``step()`` to call. Clear gradients after each backward, and do not use
+    them: outside of the owned ranges, ``.grad`` is not the mean over ranks.
 
     **Deterministic**: over gloo, gradients are added in rank order. So trained parameters do not
     depend on the buckets, and equal bit for bit those of one process that adds the ranks' gradients
@@ -70,12 +70,12 @@ def zero_step_hook(
         A hook for ``ddp.register_comm_hook(None, hook)``.
 
     Raises:
-        TypeError: ``ddp`` or ``zero`` is something else.
+        TypeError: ``ddp`` or ``zero`` has another type.
         ValueError: ``zero`` was created without ``overlap_with_ddp=True``, for other ranks, other
             parameters, or by a plan with replicas; a negative ``max_norm``; ``deterministic=True``
             on a backend with another order.
-        RuntimeError: (from backward) a parameter that came twice or never in an iteration; another
-            rank died or did not come, by its number.
+        RuntimeError: (from backward) a parameter that was reduced twice, or never, in an iteration;
+            another rank died or is missing. The error names it.
 
     Example::
 

@@ -60,8 +60,8 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
             (``lambda lr: chain(clip_by_value(1.0), adamw(lr))``). A class
             with a functional equivalent is stepped by the equivalent, bit for bit as torch's
             for-loop; on CUDA with ``fused=True`` by torch's fused kernels, which round differently.
-            Of any other class, an instance is made over the parameters that the rank owns. For a
-            partition, or an optimizer with overrides, groups are divided by chain, as in
+            For any other class, the rank creates an instance with the parameters that it owns. For
+            a partition, or an optimizer with overrides, groups are divided by chain, as in
             TorchOptimizer. An optimizer with shared scalars (accumulation, Schedule-Free, Prodigy)
             steps all parameters at once, from a hook with the last bucket; :attr:`shared` has the
             scalars.
@@ -87,13 +87,13 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         optim: a torch-like optimizer over this rank's shard, with a group for each group.
 
     Raises:
-        TypeError: ``params`` is a tensor, no iterable, or a mixed list; an option that the class
-            does not have.
+        TypeError: ``params`` is a tensor, not an iterable, or a mixed list; an option that the
+            class does not have.
         ValueError: no parameters, a group without "params", a sparse parameter, parameters that
             share memory; a plan for other parameters; ranks with different parameters (the first
             difference is named); a policy that cuts parameters that the rule needs whole; a
             functional class of torch without overlap, or another class with it.
-        RuntimeError: another rank could not make a plan; names the rank, and its error.
+        RuntimeError: another rank could not make a plan. The error names the rank and its error.
 
     Example::
 
