@@ -335,19 +335,17 @@ def beside(x: Tensor, number: Any) -> Tensor:
     return number.to(x.dtype) if isinstance(number, Tensor) else x.new_full((), number)
 
 
-def is_active(value: float) -> bool:
+def is_active(value: Any) -> bool:
     """Return True if a number is not 0. Tensors and schedules count as active.
 
     Use it in the constructor of an optimizer, to leave out a stage whose option is 0.
 
     Example::
 
-        >>> is_active(0.0), is_active(0.1), is_active(torch.tensor(0.0))
+        >>> is_active(0), is_active(0.1), is_active(torch.tensor(0.0))
         (False, True, True)
     """
-    if not isinstance(value, float):
-        return True
-    return value != 0.0
+    return bool(value != 0.0) if isinstance(value, (int, float)) else True
 
 
 def choose(condition: Any, yes: Any, no: Any) -> Any:

@@ -286,3 +286,16 @@ def test_a_number_that_torch_func_hides_is_said_to_be_hidden() -> None:
 
     torch.func.vmap(loss)(torch.rand(1000))
     assert "sgd(lr=a tensor that hides its number, momentum=0.0" in seen[0]
+
+
+def test_a_link_that_inherits_is_written_as_its_own_call_wherever_it_is() -> None:
+    for optimizer, told in [
+        (chain(sgd(lr=0.5), decoupled_weight_decay(0.1)), "decoupled_weight_decay("),
+        (
+            chain(sgd(lr=0.5), masked(decoupled_weight_decay(0.1), with_shape(ndim=2))),
+            "masked(decoupled_weight_decay(",
+        ),
+    ]:
+        with case(optimizer=optimizer):
+            assert told in repr(optimizer) and ".links[" not in repr(optimizer)
+            assert read(optimizer) == optimizer

@@ -171,9 +171,17 @@ def test_overlap_needs_a_functional_equivalent() -> None:
 
 def test_step_under_overlap_warns(caplog: pytest.LogCaptureFixture) -> None:
     zero = ZeroRedundancyOptimizer(params(), torch.optim.SGD, overlap_with_ddp=True, lr=1.0)
+    zero.step_owned({"0.0": [(0, 3, torch.ones(3))]})
     with caplog.at_level(logging.WARNING):
         assert step(zero) is None
     assert "overlap_with_ddp=True" in caplog.text
+    assert zero.params["0.0"].tolist() == [-1.0, 0.0, 1.0]
+
+
+def test_overlap_without_a_hook_is_an_error_and_no_training_without_steps() -> None:
+    zero = ZeroRedundancyOptimizer(params(), torch.optim.SGD, overlap_with_ddp=True, lr=1.0)
+    with pytest.raises(RuntimeError, match="none was called: nothing was stepped. Register one"):
+        step(zero)
     assert zero.params["0.0"].tolist() == [0.0, 1.0, 2.0]
 
 

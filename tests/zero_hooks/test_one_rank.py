@@ -50,6 +50,17 @@ def made(kind: str, module: nn.Module, optimizer: Any = torch.optim.SGD, **more:
     return ddp, zero, hook
 
 
+@pytest.mark.parametrize("kind", HOOKS)
+def test_step_does_nothing_after_a_hook_and_is_an_error_before(kind: str) -> None:
+    ddp, zero, _ = made(kind, nn.Linear(2, 1))
+    with pytest.raises(RuntimeError, match="nothing was stepped"):
+        zero.step()
+    ddp(torch.ones(1, 2)).sum().backward()
+    before = ddp.module.weight.detach().clone()
+    assert zero.step() is None
+    assert torch.equal(ddp.module.weight, before)
+
+
 each_kind = pytest.mark.parametrize("kind", HOOKS)
 
 

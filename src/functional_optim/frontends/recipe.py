@@ -36,6 +36,7 @@ from functional_optim.frontends.torch_groups import (
     missing_flags,
     options_of,
     require_options,
+    warn_of_replaced_schedules,
 )
 from functional_optim.kernels import check_executor
 from functional_optim.optimizer import Optimizer
@@ -195,8 +196,11 @@ class ClassRecipe(Recipe):
         self, saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
         """Return the groups of a checkpoint; options that they lack keep their values."""
-        pairs = zip(saved, [*groups, *[{}] * len(saved)], strict=False)
-        return [{**options_of(own), **missing_flags(one, own), **one} for one, own in pairs]
+        pairs = list(zip(saved, [*groups, *[{}] * len(saved)], strict=False))
+        made = [{**options_of(own), **missing_flags(one, own), **one} for one, own in pairs]
+        for number, (loaded, (_, own)) in enumerate(zip(made, pairs, strict=True)):
+            warn_of_replaced_schedules(number, own, loaded)
+        return made
 
     def loaded_group(self, stages: Sequence[Stage], loaded: dict[str, Any]) -> dict[str, Any]:
         """Return a loaded group, which keeps the kind of weight decay if it is an option."""

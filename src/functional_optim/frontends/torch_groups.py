@@ -1,5 +1,6 @@
 """Options in torch's parameter groups, and their translation to hyper-parameters of stages."""
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -155,7 +156,7 @@ def loaded_groups(
     """
     own = [*groups, *([{}] * (len(loaded) - len(groups)))]  # torch refuses another number of groups
     made = []
-    for one, group in zip(loaded, own, strict=False):
+    for number, (one, group) in enumerate(zip(loaded, own, strict=False)):
         if one.get(MAXIMIZE_OPTION) is True and not any(map(is_maximize, group)) and group:
             raise ValueError(
                 "this checkpoint has maximize=True, which this optimizer does not have; put "
@@ -164,7 +165,23 @@ def loaded_groups(
         schedules = {k: own for k, own in group.items() if k != "params" and is_scheduled(own)}
         given = {k: own for k, own in one.items() if k not in schedules or _is_set(own)}
         made.append({**missing_flags(one, group), **schedules, **given})
+        warn_of_replaced_schedules(number, group, made[-1])
     return made
+
+
+def warn_of_replaced_schedules(
+    number: int, group: Mapping[str, Any], loaded: Mapping[str, Any]
+) -> None:
+    """Warn if numbers of a checkpoint replace schedules in a group, which has this index."""
+    for name, value in group.items():
+        if name != "params" and is_scheduled(value) and not is_scheduled(loaded.get(name)):
+            warnings.warn(
+                f"param_groups[{number}][{name!r}] is a schedule, and the checkpoint has "
+                f"{format_value(loaded.get(name))} there, which replaces it. To continue with the "
+                "schedule, set the option to it again after loading",
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 def _is_set(value: Any) -> bool:

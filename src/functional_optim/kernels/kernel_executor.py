@@ -111,6 +111,8 @@ class KernelExecutor(ReferenceExecutor):
         made = self.joins and like and explain_passes(self.bind_table, stages, like, elements)
         stacked = self._stacks and why_not_stacked(stages) is None
         stacks = "; those of one shape in stacks" if stacked else ""
+        if self.strict:
+            return f"no kernel, so a step raises an error: {why_not_pointwise(stages)}"
         return made or f"one by one; {why_not_pointwise(stages)}{stacks}"
 
     def update(
@@ -184,10 +186,7 @@ class KernelExecutor(ReferenceExecutor):
         if BLOCK_VARIABLE in os.environ:
             block_elements(1)
         for leaf in leaves if self.strict else ():
-            # The result depends on the dtypes and coefficients of a leaf, not on its size.
-            empty = with_tensors(leaf, [tensor.new_empty(0) for tensor in tensors_of(leaf)])
-            reasons = [_unsupported_reason(kernel, stages, empty) for kernel in self.kernels]
-            reason = why_not_pointwise(stages) or (None if None in reasons else reasons[0])
+            reason = self._refusal(stages, leaf)
             if reason is not None:
                 raise KernelError(
                     f"the executor asked for cannot step {leaf.name!r}: {reason}; use "
@@ -195,6 +194,13 @@ class KernelExecutor(ReferenceExecutor):
                 )
         if why_not_pointwise(stages):
             super().require(stages, leaves)
+
+    def _refusal(self, stages: Sequence[Stage], leaf: Leaf) -> str | None:
+        """Return the reason why no kernel can step a leaf, or None."""
+        # The result depends on the dtypes and coefficients of a leaf, not on its size.
+        empty = with_tensors(leaf, [tensor.new_empty(0) for tensor in tensors_of(leaf)])
+        reasons = [_unsupported_reason(kernel, stages, empty) for kernel in self.kernels]
+        return why_not_pointwise(stages) or (None if None in reasons else reasons[0])
 
     def bind_chunk(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> Call:
         """Bind a step of a chunk by the first kernel that can, or else by the reference."""
@@ -231,6 +237,8 @@ class KernelExecutor(ReferenceExecutor):
                 by = self._list_kernel_name(stages, chunk) if is_listed else None
                 return "; ".join([by or kernel.explain(stages, chunk), *reasons])
             reasons.append(reason)
+        if self.strict:
+            return f"no kernel, so a step raises an error: {self._refusal(stages, chunk)}"
         return "; ".join(["reference", *dict.fromkeys(reasons)])
 
     def _list_kernel_name(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:

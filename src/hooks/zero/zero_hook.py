@@ -144,6 +144,7 @@ class ZeroHook:
         """Communicate and step a bucket; the signature is that of ``register_comm_hook``."""
         position, ddp = self.driver.position_of(bucket), self._ddp()
         if position.number == 0:
+            self._zero.has_hook = True
             self._wait_for_gathers()
             self._waiting, self._addends, self._entered = [], [], []
             if ddp is not None and self._buckets.plan is not self._zero.plan:

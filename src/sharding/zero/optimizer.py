@@ -215,8 +215,8 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
             The result of the step of ``optim``: the loss, if there is a closure.
 
         Raises:
-            RuntimeError: a parameter was moved out of its flat buffer; the communication hook does
-                not know a GradScaler, and so has stepped by scaled gradients.
+            RuntimeError: a parameter was moved out of its flat buffer; ``overlap_with_ddp``, and no
+                communication hook was called, or it has stepped by gradients that are still scaled.
             TransportError: a rank died, or did not come within the group's timeout.
             ValueError: an option or a gradient that does not fit; a parameter that was added to a
                 group, or removed from one, by hand. Nothing has changed.

@@ -50,6 +50,8 @@ class RangeStepMixin(AveragedParams):
     _collected: tuple[int, dict[int, dict[Any, Any]] | None] | None
     """The rank that has the state of all ranks, and the state on that rank; None after a step."""
 
+    has_hook: bool = False
+    """True once a communication hook was called, or a hook of the caller has stepped ranges."""
     hook_unscales: bool = False
     """True if the communication hook divides gradients by the scale of a GradScaler."""
 
@@ -124,7 +126,7 @@ class RangeStepMixin(AveragedParams):
             >>> dist.destroy_process_group()
         """
         shards, given = self._own.match_ranges(gradients)
-        self._collected = None
+        self._collected, self.has_hook = None, True
         self._find_memory(self.params if self.steps_at_once else gradients)
         self._steps.step_shards(given, measured, shards)
         self._memory.mark_changed(gradients)
@@ -311,7 +313,14 @@ class RangeStepMixin(AveragedParams):
         return own if own is self.params else filter(own.__contains__, self.params)
 
     def _check_hook_unscaled(self) -> None:
-        """Warn that step() does nothing. Raise RuntimeError if a GradScaler was not considered."""
+        """Warn that step() does nothing. Raise RuntimeError if nothing steps, or not as asked."""
+        if not self.has_hook:
+            raise RuntimeError(
+                "overlap_with_ddp=True leaves all steps to a communication hook, and none was "
+                "called: nothing was stepped. Register one before the first backward pass: "
+                "ddp.register_comm_hook(None, zero_step_hook(ddp, zero)); or leave "
+                "overlap_with_ddp=False"
+            )
         scaling = Scaling.of(self)
         if not scaling.is_scaled:
             logger.warning(
