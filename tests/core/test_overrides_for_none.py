@@ -46,7 +46,7 @@ def test_no_file_is_written(tmp_path: Path) -> None:
 def test_of_many_paths_some_are_named() -> None:
     paths = [(index,) for index in range(50)]
     overrides = sgd().override(("x",), lr=0.2).overrides
-    with pytest.raises(ValueError, match=r"the parameters are '0', .*'7' and 42 more: correct it"):
+    with pytest.raises(ValueError, match=r"none but numbers \('0', .*'7' and 42 more\)"):
         check_used((), overrides, paths, paths)
     with pytest.raises(ValueError, match="the parameters are none"):
         check_used((), overrides, [], [])

@@ -75,7 +75,7 @@ def test_a_misspelt_name_is_said(way: str, name: str) -> None:
 
 def test_of_parameters_without_names_the_numbers_are_named() -> None:
     params = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
-    with pytest.raises(ValueError, match="the parameters are '0', '1', '2'"):
+    with pytest.raises(ValueError, match="none but numbers .'0', '1', '2'"):
         TorchOptimizer(params, CHAINS["of one"](("weight",)))
     grouped = [{"params": params[:1]}, {"params": params[1:]}]
     TorchOptimizer(grouped, CHAINS["of one"]((2,)))

@@ -242,14 +242,14 @@ def require_one_chain(optimizer: Chain, what: str) -> None:
     for link in optimizer.links:
         counts = counts_steps((link,), optimizer.overrides)
         if link.where is not None or link.stage.combine is not None or counts:
-            why = "keeps numbers that belong to no leaf"
+            why, way = "keeps numbers that belong to no leaf", ""
             if link.where is not None:
-                why = "acts on some leaves only"
+                why, way = "acts on some leaves only", f"; or {what} each part alone"
             elif counts:
                 why = "has a schedule on the global step"
             raise TypeError(
                 f"{what} takes optimizers with one chain for all leaves, and {link.stage.name} "
-                f"{why}: use update, update_, TorchOptimizer or a hook; or {what} each part alone"
+                f"{why}: use update, update_, TorchOptimizer or a hook{way}"
             )
 
 

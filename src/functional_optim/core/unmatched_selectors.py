@@ -54,6 +54,14 @@ class UnmatchedSelectors:
     def check(self) -> None:
         """Raise ValueError if a selector matched none of the leaves."""
         there = format_names(list(map(path_name, self._seen)), _SHOWN) or "none"
+        for where in (*(where for where, _ in self._overrides), *self._parts):
+            if self.are_numbered and any(map(has_names, path_selectors(where))):
+                raise ValueError(
+                    f"{format_selector(where)} selects parameters by their names, and these have "
+                    f"none but numbers ({there}): give each with its name, as "
+                    "model.named_parameters() does; or select by numbers, by a predicate on paths, "
+                    "or by with_shape"
+                )
         for where, changes in self._overrides:
             values = ", ".join(f"{name}={format_hyper(value)}" for _, name, value in changes)
             raise ValueError(
@@ -62,13 +70,6 @@ class UnmatchedSelectors:
                 "part of the parameters), write override(functional_optim.if_any(where), ...)"
             )
         for where in self._parts:
-            if self.are_numbered and has_names(where):
-                raise ValueError(
-                    f"{format_selector(where)} selects parameters by their names, and these have "
-                    f"none but numbers ({there}): give each with its name, as "
-                    "model.named_parameters() does; or select by numbers, by a predicate on paths, "
-                    "or by with_shape"
-                )
             raise ValueError(
                 f"{format_selector(where)} matches no parameter; the parameters are {there}: "
                 "correct it; or, where there may be none (such as in a part of the parameters), "
