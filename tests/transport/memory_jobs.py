@@ -44,6 +44,28 @@ def names() -> list[int]:
         return [os.fstat(one.address.descriptor).st_nlink for one in own]
 
 
+def waited_in_another_order() -> bool:
+    """Wait for operations in an order that differs between ranks; each has a larger slot."""
+    with through_memory() as seen:
+        transport: Any = make_transport()
+        rank, size = transport.rank, transport.size
+        flats, works = [], []
+        for number in range(8):
+            flats.append(gradient(rank, 100 * (number + 1), torch.float32))
+            ranges = CUTS["even"](len(flats[-1]), size)
+            works.append(transport.all_gather(flats[-1], ranges))
+            if rank and number == 3:
+                works[3].wait()
+        for work in works[::-1] if rank else works:
+            work.wait()
+        assert seen.operations == 8
+    return all(
+        same(flat[start:stop], gradient(source, len(flat), torch.float32)[start:stop])
+        for flat in flats
+        for source, (start, stop) in enumerate(CUTS["even"](len(flat), size))
+    )
+
+
 def _not_here(*_: Any) -> None:
     raise FileNotFoundError(2, "No such file or directory", "/proc/1234567/fd/7")
 

@@ -23,6 +23,11 @@ def test_where_one_rank_cannot_all_use_the_network() -> None:
                     assert f"{REASONS[how]}; ranks will exchange through the network" in said
 
 
+def test_ranks_may_wait_in_any_order() -> None:
+    outcomes = run_ranks({"order": Job(memory_jobs.waited_in_another_order)}, ranks=3, seconds=60)
+    assert [outcome.result() for outcome in outcomes["order"]] == [True] * 3
+
+
 def test_nothing_of_it_has_a_name() -> None:
     """Shared memory has no file names, so killed ranks leave nothing, and /dev/shm is not used."""
     for outcome in run_ranks({"names": Job(memory_jobs.names)}, ranks=3, seconds=120)["names"]:

@@ -181,7 +181,11 @@ class SharedMemoryTransport:
             moves.append((Direction.FROM, rank, received[rank], wanted[rank]))
         messages = launch_messages(operation, self.group, moves, tag)
 
+        earlier = list(queue.pending)
+
         def finish() -> None:
+            for one in earlier:  # all ranks finish in one order, since they answer each other
+                one.wait()
             wait_messages(operation, self.group, messages)
             found = {}
             for rank, word in received.items():

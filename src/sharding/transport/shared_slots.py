@@ -58,7 +58,8 @@ class SharedSlots:
         """By the number of the operation."""
         self._announced: set[Address] = set()
         self._count = 0
-        self._known: dict[int, int] = {}
+        others = [rank for rank in range(group.size()) if rank != group.rank()]
+        self._known = dict.fromkeys(others, 0)
         """By rank, its first operation that was not finished when it was last heard of."""
         self._finished: set[int] = set()
         self._first = 0
@@ -91,14 +92,20 @@ class SharedSlots:
 
     def _free_slot(self, nbytes: int) -> SharedSegment:
         """Return the smallest slot that is free and large enough, or a new one."""
-        read = min(self._known.values(), default=0)
+        read = min(self._known.values())
         for number in [one for one in self._used if one < read]:
             self._free.append(self._used.pop(number))
         fitting = [one for one in self._free if len(one.memory) >= nbytes]
         if not fitting:
             if self._free:  # the new slot replaces the largest free one
                 self._free.remove(max(self._free, key=_size))
-            return SharedSegment.create(max(nbytes, SMALLEST_SLOT))
+            try:
+                return SharedSegment.create(max(nbytes, SMALLEST_SLOT))
+            except OSError as error:
+                raise TransportError(
+                    f"{error}; free some memory, or set {SWITCH}=0 on any rank, and all ranks use "
+                    f"the network. {ADVICE}"
+                ) from error
         found = min(fitting, key=_size)
         self._free.remove(found)
         return found
@@ -116,7 +123,7 @@ class SharedSlots:
                 "all ranks must launch the same operations, in the same order"
             )
         with self._lock:
-            self._known[rank] = max(first, self._known.get(rank, 0))
+            self._known[rank] = max(first, self._known[rank])
             mapped = self._mapped.setdefault(rank, OrderedDict())
             address = Address(process, descriptor, token)
             if address not in mapped:
