@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sharding.transport.segment import Address, SharedSegment
-from sharding.transport.shared_slots import SharedSlots, Written
+from sharding.transport.shared_slots import FilledSlot, SharedSlots
 
 
 def test_a_segment_is_found_by_its_address_and_size() -> None:
@@ -67,11 +67,11 @@ def test_a_slot_is_used_again_only_after_all_ranks_have_read_it() -> None:
     def group(rank: int) -> Any:
         return SimpleNamespace(size=lambda: 3, rank=lambda: rank)
 
-    def write(rank: int) -> Written:
+    def write(rank: int) -> FilledSlot:
         part = torch.full((8,), rank, dtype=torch.uint8)
         return slots[rank].write({other: part for other in range(3) if other != rank})
 
-    def read(rank: int, source: int, made: Written) -> None:
+    def read(rank: int, source: int, made: FilledSlot) -> None:
         part = slots[rank].read("test", made.number, source, made.words[rank], 8)
         assert part.tolist() == [source] * 8
 

@@ -265,7 +265,8 @@ class ReferenceExecutor(Executor):
         with _functions_for(leaves):
             if wanted == 0:
                 return _total(stages[0], leaves, [leaf.grad for leaf in leaves])
-            stage, before, found = stages[wanted], stages[:wanted], list[Tensor]()
+            found: list[Tensor] = []
+            stage, before = stages[wanted], stages[:wanted]
             assert isinstance(stage, Transform)
             assert stage.measure is not None
             if not all(leaf.param.is_cpu for leaf in leaves):

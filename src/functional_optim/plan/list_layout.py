@@ -81,7 +81,7 @@ class ListLayout:
         if loops is PYTHON_LOOPS and pointers is not None:
             # A plan of few leaves is worth a compiler once it has made many steps.
             self._steps += 1
-            native = LOOPS.get(self._leaves * self._steps)
+            native = LOOPS.get(self._leaves * self._steps) if self._leaves else LOOPS.loaded
             if native is not None:
                 self._use(native, tensors)
         return pointers

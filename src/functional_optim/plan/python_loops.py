@@ -1,9 +1,9 @@
 """Python versions of the loops of :mod:`functional_optim.native`: slower, always available."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_void_p
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from operator import add, attrgetter
 from typing import Any
 
@@ -15,10 +15,14 @@ from functional_optim._torch.tensors import DisableTorchFunction
 from functional_optim.core.leaf import PLAIN
 from functional_optim.kernels.chunks import is_dense
 from functional_optim.native import LOOPS
-from functional_optim.plan.guard import DTYPE, IS_LEAF, kinds_of
+from functional_optim.plan.guard import DEVICE, DTYPE, IS_LEAF, SHAPE
 
 _BYTES, _LAYOUT = attrgetter("nbytes"), attrgetter("layout")
 _STRIDED = frozenset({torch.strided})
+_TRAITS: list[Callable[[Any], Any]] = [
+    *(SHAPE, DTYPE, DEVICE),
+    *(Tensor.stride, Tensor.is_conj, Tensor.is_neg),
+]
 
 
 def traits_of(tensors: Sequence[Tensor]) -> list[list[Any]]:
@@ -26,8 +30,7 @@ def traits_of(tensors: Sequence[Tensor]) -> list[list[Any]]:
 
     ``requires_grad`` is no part of a layout.
     """
-    asked = (Tensor.stride, Tensor.is_conj, Tensor.is_neg)
-    return [*kinds_of(tensors), *(list(map(ask, tensors)) for ask in asked)]
+    return list(map(list, map(map, _TRAITS, repeat(tensors))))
 
 
 class _Layout:
@@ -108,7 +111,8 @@ class PythonLoops:
         # A mode such as that of torch.set_default_device would run Python at every call.
         with DisableTorchFunction():
             try:
-                return traits_of(tensors) == layout.traits
+                # As traits_of, which would be one more Python call.
+                return list(map(list, map(map, _TRAITS, repeat(tensors)))) == layout.traits
             except RuntimeError:  # a sparse tensor
                 return False
 

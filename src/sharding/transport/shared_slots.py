@@ -28,7 +28,7 @@ KEPT = 16
 """Number of segments of another rank that stay mapped."""
 
 
-class Written(NamedTuple):
+class FilledSlot(NamedTuple):
     """Parts in a slot."""
 
     number: int
@@ -66,7 +66,7 @@ class SharedSlots:
         """This rank's first operation that is not finished."""
         self._mapped: dict[int, OrderedDict[Address, SharedSegment]] = {}
 
-    def write(self, parts: Mapping[int, Tensor]) -> Written:
+    def write(self, parts: Mapping[int, Tensor]) -> FilledSlot:
         """Copy parts, which are bytes by rank, to a free slot; the same part once."""
         places, size = dict[int, int](), 0
         for part in parts.values():
@@ -88,7 +88,7 @@ class SharedSlots:
             rank: torch.tensor([*own, places[id(part)], part.numel()], device="cpu")
             for rank, part in parts.items()
         }
-        return Written(number, words, is_new)
+        return FilledSlot(number, words, is_new)
 
     def _free_slot(self, nbytes: int) -> SharedSegment:
         """Return the smallest slot that is free and large enough, or a new one."""
