@@ -75,10 +75,19 @@ class _Item(NamedTuple):
         return self._replace(layers=self.layers[1:], label=label)
 
 
-def _givers_of(items: Sequence[_Item]) -> list[_Item]:
-    """Return the links with an ``lr``; the other links of a chain inherit that of the last one."""
+def _giver_of(items: Sequence[_Item]) -> _Item | None:
+    """Return the last link whose call gives an ``lr``, which the other links of a chain inherit."""
     having = [one for one in items if hasattr(one.link.hyper, "lr")]
-    return having if having and not having[-1].label else []
+    if not having or having[-1].label:
+        return None
+    giving = [one for one in having if not _only_inherits(one.link)]
+    return giving[-1] if giving else having[-1]
+
+
+def _only_inherits(link: Link) -> bool:
+    """Return True if the call of a link takes no ``lr``, as that of ``decoupled_weight_decay``."""
+    alone, inheriting = format_link(link, INHERITED), format_link(link, link.hyper.lr)
+    return ".links[" in alone and ".links[" not in inheriting
 
 
 class _Part(NamedTuple):
@@ -100,29 +109,29 @@ def _write_chain(items: Sequence[_Item]) -> str:
 
 def _write_parts(items: Sequence[_Item]) -> list[_Part]:
     """Return the parts of a chain; leading links are inserted so that their order is kept."""
-    givers = _givers_of(items)
+    giver = _giver_of(items)
     leading = [one for one in items if one.is_leading]
     left = [one for one in items if not one.is_leading]
     parts: list[_Part] = []
     while left:
-        written, part = _write_next(left, leading, givers)
+        written, part = _write_next(left, leading, giver)
         parts.append(part)
         left = [one for one in left if one not in written]
         leading = [one for one in leading if one not in written]
     for one in leading:
-        part = _write_link(one, givers)
+        part = _write_link(one, giver)
         place = next((k for k, other in enumerate(parts) if other.lead > one.place), len(parts))
         parts.insert(place, part)
     return parts
 
 
 def _write_next(
-    left: list[_Item], leading: list[_Item], givers: Sequence[_Item]
+    left: list[_Item], leading: list[_Item], giver: _Item | None
 ) -> tuple[Sequence[_Item], _Part]:
     """Return the links of the next part, and the part."""
     first = left[0]
     if first.layers:
-        return _write_layer(left, leading, givers)
+        return _write_layer(left, leading, giver)
     if _wrapper_call(first) is not None:
         written = [one for one in (*leading, *left) if _wrapper_call(one) is not None]
         return written, _Part(_write_wrapper(written), is_optimizer=True)
@@ -134,11 +143,11 @@ def _write_next(
             call = format_optimizer([one.link for one in items])
             if call is not None:
                 return items, _Part(call, is_optimizer=True, lead=_first_lead(items))
-    return [first], _write_link(first, givers)
+    return [first], _write_link(first, giver)
 
 
-def _write_link(item: _Item, givers: Sequence[_Item] = ()) -> _Part:
-    """Write one link, with its masks. It inherits the ``lr`` of the last of the other givers."""
+def _write_link(item: _Item, giver: _Item | None = None) -> _Part:
+    """Write one link, with its masks. It inherits the ``lr`` of ``giver``."""
     lead = _first_lead([item])
     if item.layers and item.link.stage.name == FREEZE:
         text = f"freeze({_where(item.layers[-1])})"
@@ -146,8 +155,9 @@ def _write_link(item: _Item, givers: Sequence[_Item] = ()) -> _Part:
     elif item.link.stage.name == FREEZE:
         text = "freeze()"
     else:
-        others = [one.link.hyper.lr for one in givers if one.place != item.place]
-        lr = others[-1] if others else INHERITED
+        lr = INHERITED
+        if giver is not None and giver.place != item.place:
+            lr = giver.link.hyper.lr
         text = format_link(item.link, lr)
     for layer in reversed(item.layers):
         text = _call("masked", [text, _where(layer)])
@@ -155,7 +165,7 @@ def _write_link(item: _Item, givers: Sequence[_Item] = ()) -> _Part:
 
 
 def _write_layer(
-    left: list[_Item], leading: list[_Item], givers: Sequence[_Item]
+    left: list[_Item], leading: list[_Item], giver: _Item | None
 ) -> tuple[Sequence[_Item], _Part]:
     """Write the next links that are in a common partition or mask."""
     outer = left[0].layers[0]
@@ -167,9 +177,9 @@ def _write_layer(
     heads = [one for one in leading if one.layers[:1] == (outer,)]
     parts = _write_parts([one.inner() for one in (*heads, *own)])
     if len(parts) > 1 or (
-        givers and not parts[0].is_optimizer
+        giver is not None and not parts[0].is_optimizer
     ):  # masked() takes one argument, so each link is written alone
-        return own[:1], _write_link(own[0], givers)
+        return own[:1], _write_link(own[0], giver)
     text = _call("masked", [parts[0].text, _where(outer)])
     return [*heads, *own], _Part(text, parts[0].is_optimizer, _first_lead(heads))
 

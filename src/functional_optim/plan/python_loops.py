@@ -111,22 +111,25 @@ class PythonLoops:
         # A mode such as that of torch.set_default_device would run Python at every call.
         with DisableTorchFunction():
             try:
-                # As traits_of, which would be one more Python call.
-                return list(map(list, map(map, _TRAITS, repeat(tensors)))) == layout.traits
+                return traits_of(tensors) == layout.traits
             except RuntimeError:  # a sparse tensor
                 return False
 
-    def locate(self, layout: _Layout, tensors: list[Any]) -> bytes | None:
+    @staticmethod
+    def locate(layout: _Layout, tensors: list[Any]) -> bytes | None:
         """Return the pointers of tensors, as the native function does."""
-        if not layout.are_dense or not self.hold(layout, tensors):
+        is_like = layout.are_dense and len(tensors) == len(layout.sizes)
+        if not (is_like and PLAIN.issuperset(map(type, tensors))):
             return None
         with DisableTorchFunction():
+            try:
+                if traits_of(tensors) != layout.traits:  # as hold(), without its call
+                    return None
+                starts = list(map(Tensor.data_ptr, tensors))
+            except RuntimeError:  # a sparse tensor, or a tensor without memory
+                return None
             written = list(compress(tensors, layout.changed))
             if not all(map(IS_LEAF, written)) or any(map(Tensor.is_inference, written)):
-                return None
-            try:
-                starts = list(map(Tensor.data_ptr, tensors))
-            except RuntimeError:  # a tensor without memory
                 return None
         if starts != layout.last:
             if not layout.are_disjoint(starts):

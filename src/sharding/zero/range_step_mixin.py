@@ -96,7 +96,7 @@ class RangeStepMixin(AveragedParams):
     def mark_stepped(self) -> None:
         """Note a step of all ranks: delete collected state, and let schedulers see the step."""
         self._collected = None  # also on a rank that owned nothing
-        self._opt_called = True  # else torch's schedulers warn that there was no step
+        self._opt_called = self.has_hook = True  # else torch's schedulers warn of no step
 
     def step_owned(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> None:
         """Step some ranges in place, with the current options of ``param_groups``.
