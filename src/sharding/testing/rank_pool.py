@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import os
 import pickle
 import signal
@@ -186,16 +187,15 @@ class _CallMonitor:
     def wait(self) -> str:
         """Wait for all ranks. Return why a rank has no outcome; empty if all have one."""
         deadline, died, last = time.monotonic() + self._timeout(), "", 0.0
+        leave = math.inf  # the time from which finished ranks are killed
         left = dict(enumerate(self._ranks))
         while left:
             ready = connection.wait(
                 [rank.pipe for rank in left.values()], max(0.0, deadline - time.monotonic())
             )
             if not ready and time.monotonic() < last:
-                self._kill_finished()
                 deadline = last
-                continue
-            if not ready:
+            elif not ready:
                 return self._report(died or f"hang: no rank went on for {self._timeout():g} s")
             for number, rank in list(left.items()):
                 if rank.pipe not in ready:
@@ -212,14 +212,15 @@ class _CallMonitor:
                     rank.process.join(END_SECONDS)
                     died = f"a rank died: rank {number}, exit code {rank.process.exitcode}"
                     last = min(deadline, time.monotonic() + self._grace)
-                    deadline = min(last, time.monotonic() + LEAVE_SECONDS)
+                    leave = deadline = min(last, time.monotonic() + LEAVE_SECONDS)
                 elif not died:
                     deadline = time.monotonic() + self._timeout()
+            self._kill_finished(leave)
         return self._report(died) if died else ""
 
-    def _kill_finished(self) -> None:
-        """Kill finished ranks. After a death, they are not used for another call."""
-        for number in self._found:
+    def _kill_finished(self, leave: float) -> None:
+        """Kill ranks that are finished at a time or later. They are not used for another call."""
+        for number in self._found if time.monotonic() >= leave else ():
             self._ranks[number].process.kill()
 
     def _timeout(self) -> float:
