@@ -56,12 +56,10 @@ class SharedSlots:
         self._free: list[SharedSegment] = []
         self._used: dict[int, SharedSegment] = {}
         """By the number of the operation."""
-        self._announced: set[Address] = set()
         self._count = 0
         others = [rank for rank in range(group.size()) if rank != group.rank()]
         self._known = dict.fromkeys(others, 0)
         """By rank, its first operation that was not finished when it was last heard of."""
-        self._finished: set[int] = set()
         self._first = 0
         """This rank's first operation that is not finished."""
         self._mapped: dict[int, OrderedDict[Address, SharedSegment]] = {}
@@ -76,39 +74,42 @@ class SharedSlots:
         with self._lock:
             number, first = self._count, self._first
             self._count += 1
-            slot = self._used[number] = self._free_slot(size)
-            is_new = slot.address not in self._announced
-            self._announced.add(slot.address)
+            free = self._free_slot(size)
+            slot = self._used[number] = free or self._new_slot(size)
         memory = torch.frombuffer(slot.memory, dtype=torch.uint8)
         for part in {id(one): one for one in parts.values()}.values():
             at = places[id(part)]
             memory[at : at + part.numel()].copy_(part)
-        own = [is_new, *slot.address, len(slot.memory), number, first]
+        own = [free is None, *slot.address, len(slot.memory), number, first]
         words = {
             rank: torch.tensor([*own, places[id(part)], part.numel()], device="cpu")
             for rank, part in parts.items()
         }
-        return FilledSlot(number, words, is_new)
+        return FilledSlot(number, words, free is None)
 
-    def _free_slot(self, nbytes: int) -> SharedSegment:
-        """Return the smallest slot that is free and large enough, or a new one."""
+    def _free_slot(self, nbytes: int) -> SharedSegment | None:
+        """Return the smallest slot that is free and large enough, or None."""
         read = min(self._known.values())
         for number in [one for one in self._used if one < read]:
             self._free.append(self._used.pop(number))
         fitting = [one for one in self._free if len(one.memory) >= nbytes]
         if not fitting:
-            if self._free:  # the new slot replaces the largest free one
-                self._free.remove(max(self._free, key=_size))
-            try:
-                return SharedSegment.create(max(nbytes, SMALLEST_SLOT))
-            except OSError as error:
-                raise TransportError(
-                    f"{error}; free some memory, or set {SWITCH}=0 on any rank, and all ranks use "
-                    f"the network. {ADVICE}"
-                ) from error
+            return None
         found = min(fitting, key=_size)
         self._free.remove(found)
         return found
+
+    def _new_slot(self, nbytes: int) -> SharedSegment:
+        """Return a new slot, which replaces the largest free one."""
+        if self._free:
+            self._free.remove(max(self._free, key=_size))
+        try:
+            return SharedSegment.create(max(nbytes, SMALLEST_SLOT))
+        except OSError as error:
+            raise TransportError(
+                f"{error}; free some memory, or set {SWITCH}=0 on any rank, and all ranks use the "
+                f"network. {ADVICE}"
+            ) from error
 
     def read(self, operation: str, number: int, rank: int, word: Tensor, nbytes: int) -> Tensor:
         """Return the part that another rank has announced, in its memory.
@@ -123,7 +124,7 @@ class SharedSlots:
                 "all ranks must launch the same operations, in the same order"
             )
         with self._lock:
-            self._known[rank] = max(first, self._known[rank])
+            self._known[rank] = first
             mapped = self._mapped.setdefault(rank, OrderedDict())
             address = Address(process, descriptor, token)
             if address not in mapped:
@@ -145,12 +146,9 @@ class SharedSlots:
             ) from error
 
     def finish(self, number: int) -> None:
-        """Record that this rank has read all parts of an operation."""
+        """Record that this rank has read all parts of an operation. They finish in their order."""
         with self._lock:
-            self._finished.add(number)
-            while self._first in self._finished:
-                self._finished.remove(self._first)
-                self._first += 1
+            self._first = number + 1
 
 
 def _size(slot: SharedSegment) -> int:
