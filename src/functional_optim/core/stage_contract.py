@@ -61,6 +61,35 @@ def is_raw_source(stage: Stage) -> bool:
     return keeps or (isinstance(stage, Transform) and stage.leads)
 
 
+def call_coefficients(stage: Stage, step: Any, hyper: Any, *shared: Any) -> Any:
+    """Call a stage's ``coefficients``, and raise TypeError if the result is no named tuple."""
+    made = stage.coefficients(step, hyper, *shared)
+    if not hasattr(made, "_fields"):
+        raise coefficients_type_error(stage, made)
+    return made
+
+
+def coefficients_type_error(stage: Stage, made: Any) -> TypeError:
+    """Return the error for a result of ``coefficients`` that is no named tuple."""
+    return TypeError(
+        f"{stage.name}: coefficients must return a NamedTuple of numbers, which its function gets; "
+        f"it returned {format_value(made)}"
+    )
+
+
+def call_measure(stage: Stage, grad: Tensor) -> Tensor:
+    """Call a stage's ``measure``, and raise TypeError if the result is no 0-d tensor."""
+    assert isinstance(stage, Transform)
+    assert stage.measure is not None
+    made: Any = stage.measure(grad)
+    if not isinstance(made, Tensor) or made.dim():
+        raise TypeError(
+            f"{stage.name}: measure must return a 0-d tensor, what one gradient adds to the total "
+            f"of all; it returned {format_value(made)}"
+        )
+    return made
+
+
 def init_state(stage: Stage, param: Tensor, hyper: Any) -> Any:
     """Call a stage's ``init``, and raise TypeError if the result is not its State."""
     state = stage.init(param, hyper)

@@ -27,8 +27,8 @@ from functional_optim.core.leaf import (
     is_measured,
     split_at_measured,
 )
-from functional_optim.core.stage import Stage, Transform
-from functional_optim.core.stage_contract import call_stage, is_raw_source
+from functional_optim.core.stage import Stage
+from functional_optim.core.stage_contract import call_measure, call_stage, is_raw_source
 from functional_optim.core.state import field_tensors, state_tensors
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import tensors_of, with_tensors
@@ -302,11 +302,13 @@ class ReferenceExecutor(Executor):
                 return _total(stages[0], leaves, [leaf.grad for leaf in leaves])
             found: list[Tensor] = []
             stage, before = stages[wanted], stages[:wanted]
-            assert isinstance(stage, Transform)
-            assert stage.measure is not None
             if not all(leaf.param.is_cpu for leaf in leaves):
                 _run_stages(before, leaves, measured, lambda _, walk: found.append(walk.grad))
                 return _total(stage, leaves, found)
-            measure = stage.measure  # at once, so that a gradient is freed before the next leaf
-            _run_stages(before, leaves, measured, lambda _, walk: found.append(measure(walk.grad)))
+            _run_stages(  # at once, so that a gradient is freed before the next leaf
+                before,
+                leaves,
+                measured,
+                lambda _, walk: found.append(call_measure(stage, walk.grad)),
+            )
             return sum_tensors(found)
