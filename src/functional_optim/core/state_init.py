@@ -49,7 +49,7 @@ def init_stages(
         check_dtype(stages, dtype)
     pairs = enumerate(zip(stages, hypers, strict=True))
     with_state = [(k, *pair) for k, pair in pairs if pair[0].init is not no_init]
-    made = []
+    made: list[tuple[Any, ...]] = []
     for param in params:
         view = real_view(param) if param.is_complex() else param
         states: list[Any] = [()] * len(stages)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from functional_optim._torch.compilers import has_dispatch_mode
 from functional_optim._torch.derivatives import is_transforming
-from functional_optim._torch.tensors import may_be_view
+from functional_optim._torch.tensors import has_versions, may_be_view, version_of
 from functional_optim.core.aliasing import storage_key
 from functional_optim.core.dtensors import is_dtensor, redistribute_like
 from functional_optim.core.hyper import is_plain
@@ -189,7 +189,7 @@ def _step_copy(stages: Sequence[Stage], leaf: Leaf) -> None:
         for _ in field_tensors(value)
     ]
     for name, one, copy in zip(["param", "grad", *fields], given, copies, strict=True):
-        if type(one) in PLAIN and not one.is_meta and not _has_bits_of(copy, one):
+        if type(one) in PLAIN and not one.is_meta and _is_written(copy, one):
             raise RuntimeError(
                 f"{', '.join(stage.name for stage in stages)}: a rule wrote to {name}, which is an "
                 "argument, and a rule is a pure function: return new tensors, as by "
@@ -197,10 +197,15 @@ def _step_copy(stages: Sequence[Stage], leaf: Leaf) -> None:
             )
 
 
-def _has_bits_of(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors of one shape and dtype have the same bytes."""
-    pair = [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (one, other)]
-    return torch.equal(*[x.reshape(-1).contiguous().view(torch.uint8) for x in pair])
+def _is_written(copy: Tensor, given: Tensor) -> bool:
+    """Return True if a copy was written to since it was made.
+
+    Autograd does not count writes through ``.data``, and values that are written may be equal.
+    """
+    if has_versions and not copy.is_inference() and version_of(copy):
+        return True
+    pair = [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (copy, given)]
+    return not torch.equal(*[x.reshape(-1).contiguous().view(torch.uint8) for x in pair])
 
 
 class ReferenceExecutor(Executor):
