@@ -239,3 +239,76 @@ def test_the_error_of_a_schedule_says_whose_it_is() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         optimizer.update(param, param, optimizer.init(param))
     assert raised.value.__notes__ == ["raised by the schedule of sgd: lr, after 0 steps"]
+
+
+class Seen(NamedTuple):
+    calls: float
+
+
+def counted(**given: Any) -> Optimizer:
+    """Return sgd after a transform that counts calls and sums gradients, with some functions."""
+    usual: dict[str, Any] = {
+        "init_shared": lambda hyper: Seen(0.0),
+        "reduce": lambda p, g, s, c: (g.sum(),),
+        "combine": lambda shared, totals, hyper: Seen(shared.calls + totals[0]),
+    }
+    stage = Transform(
+        name="mine",
+        hyper=Hyper,
+        shared=Seen,
+        totals=1,
+        coefficients=lambda step, hyper, shared: hyper,
+        transform=lambda g, p, s, c: (g, s),
+        **{**usual, **given},
+    )
+    return chain(stage(lr=0.1), sgd(lr=0.1))
+
+
+SHARED_RESULTS: dict[str, tuple[str, Any]] = {
+    "one total too many": ("reduce", lambda p, g, s, c: (g.sum(), g.sum())),
+    "a total alone": ("reduce", lambda p, g, s, c: g.sum()),
+    "a number as total": ("reduce", lambda p, g, s, c: (1.0,)),
+    "a vector as total": ("reduce", lambda p, g, s, c: (g,)),
+    "no scalars": ("init_shared", lambda hyper: None),
+    "a plain tuple": ("init_shared", lambda hyper: (0.0,)),
+    "a vector": ("init_shared", lambda hyper: Seen(torch.zeros(3))),
+    "a text": ("combine", lambda shared, totals, hyper: Seen("a")),
+}
+
+
+def test_shared_scalars_and_totals_of_another_form_are_named() -> None:
+    grads = [torch.ones(3), torch.ones(2)]
+    for case, (name, function) in SHARED_RESULTS.items():
+        params = [torch.ones(3), torch.ones(2)]
+        optimizer = counted(**{name: function})
+        with refused(TypeError, f"mine: {name} must return", case=case):
+            optimizer.update_(params, grads, optimizer.init(params))
+        with refused(TypeError, f"mine: {name} must return", case=case):
+            step_by_torch(optimizer, params, grads)
+        assert all(torch.equal(one, torch.ones_like(one)) for one in params)
+
+
+def step_by_torch(optimizer: Optimizer, params: list[Tensor], grads: list[Tensor]) -> None:
+    made = TorchOptimizer(params, optimizer)
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad
+    made.step()
+
+
+def test_a_total_that_writes_to_its_gradient_is_refused() -> None:
+    measured = Transform(
+        name="mine",
+        hyper=Hyper,
+        measure=lambda g: g.mul_(2).sum(),
+        transform=lambda g, p, s, c, total: (g, s),
+    )
+    for optimizer in (
+        counted(reduce=lambda p, g, s, c: (g.mul_(2).sum(),)),
+        chain(measured(lr=0.1), sgd(lr=0.1)),
+    ):
+        params, grads = [torch.ones(3), torch.ones(2)], [torch.ones(3), torch.ones(2)]
+        with refused(RuntimeError, "mine: .* wrote to its arguments", optimizer=optimizer):
+            optimizer.update_(params, grads, optimizer.init(params))
+        with refused(RuntimeError, "mine: .* wrote to its arguments", optimizer=optimizer):
+            step_by_torch(optimizer, params, grads)
+        assert all(torch.equal(one, torch.ones_like(one)) for one in params)

@@ -28,7 +28,12 @@ from functional_optim.core.leaf import (
     split_at_measured,
 )
 from functional_optim.core.stage import Stage
-from functional_optim.core.stage_contract import call_measure, call_stage, is_raw_source
+from functional_optim.core.stage_contract import (
+    call_measure,
+    call_reduce,
+    call_stage,
+    is_raw_source,
+)
 from functional_optim.core.state import field_tensors, state_tensors
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import tensors_of, with_tensors
@@ -290,13 +295,12 @@ class ReferenceExecutor(Executor):
     ) -> Iterator[tuple[Tensor, ...]]:
         """Yield the addends of each leaf to the totals: tensors of one element."""
         last = stages[-1]
-        assert last.reduce is not None
         for leaf in leaves:
             param, grad = leaf.param, leaf.grad
             if len(stages) > 1:
                 walk = _walked(stages[:-1], leaf, measured)
                 param, grad = walk.param, walk.grad
-            yield last.reduce(param, grad, leaf.states[-1], leaf.coefficients[-1])
+            yield call_reduce(last, param, grad, leaf.states[-1], leaf.coefficients[-1])
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
