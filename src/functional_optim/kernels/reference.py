@@ -15,6 +15,7 @@ from functional_optim._torch.compilers import has_dispatch_mode
 from functional_optim._torch.derivatives import is_transforming
 from functional_optim._torch.tensors import has_versions, may_be_view, version_of
 from functional_optim.core.aliasing import storage_key
+from functional_optim.core.bit_equality import same_bits
 from functional_optim.core.dtensors import is_dtensor, redistribute_like
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import (
@@ -210,7 +211,7 @@ def _is_written(copy: Tensor, given: Tensor) -> bool:
     if has_versions and not copy.is_inference() and version_of(copy):
         return True
     pair = [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (copy, given)]
-    return not torch.equal(*[x.reshape(-1).contiguous().view(torch.uint8) for x in pair])
+    return not same_bits(*pair)
 
 
 class ReferenceExecutor(Executor):
