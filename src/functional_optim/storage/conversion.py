@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import LeafState
+from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.core.torch_state import entry_layout, from_entries
 from functional_optim.storage.layout import field_name
 from functional_optim.storage.param_storage import EXTRAS, extras_for
@@ -220,8 +220,10 @@ def encode_entries(
         state = read(wide, given, name)
         left = list(state.stages)
         encoded = []
-        for stage in stages:
-            assert isinstance(stage, Stored), "all stages of a stored chain are stored"
+        for stage, hyper in zip(stages, hypers, strict=True):
+            if not isinstance(stage, Stored):
+                encoded.append(_in_own_dtypes(stage, hyper, param, left.pop(0)))
+                continue
             layout = stage.layout
             count = len(layout.stages)
             storage = layout.param
@@ -229,6 +231,16 @@ def encode_entries(
             encoded.append(layout.encode_states(extras, left[:count], wide))
             left = left[count:]
     return state._replace(stages=tuple(encoded))
+
+
+def _in_own_dtypes(stage: Stage, hyper: Any, param: Tensor, state: Any) -> Any:
+    """Return the state of a stage that is not stored, from its state for a float32 parameter."""
+    layout = entry_layout((stage,), (hyper,), tuple(param.shape), param.dtype)
+    pairs = zip(state_tensors((state,)), layout.dtypes.values(), strict=True)
+    tensors = [one.to(dtype) for one, dtype in pairs]
+    counts = [param.new_zeros(())] * (len(layout.every_key) - len(tensors))  # not used
+    (found,) = layout.state([*counts, *tensors]).stages
+    return found
 
 
 def _cast(value: Any, param: Tensor, dtype: torch.dtype | None) -> Any:
