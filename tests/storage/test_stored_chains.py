@@ -224,13 +224,16 @@ def test_a_stored_optimizer_behind_other_stages_is_handed_their_gradient(param: 
 
 
 @pytest.mark.parametrize("param", ["float32", "bfloat16", "bfloat16+master"])
-@pytest.mark.parametrize("place", ["before", "after", "gate"])
+@pytest.mark.parametrize("place", ["before", "after", "gate", "same names"])
 def test_state_dicts_of_a_chain_that_is_stored_in_part(place: str, param: str) -> None:
     inner = stored(adamw(lr=0.1), state="int8", param=param)
     optimizer = {
         "before": chain(clip_by_global_norm(0.1), trace(0.9), inner),
         "after": chain(inner, ema(0.9)),
         "gate": chain(accumulate(2), inner),
+        "same names": chain(
+            trace(0.9), stored(sgd(lr=0.1, momentum=0.8), state="int8", param=param)
+        ),
     }[place]
     dtype = torch.float32 if param == "float32" else torch.bfloat16
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.links import state_names
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.core.torch_state import entry_layout, from_entries
@@ -37,12 +38,18 @@ class PlainForm(NamedTuple):
     """True if the chain is stored."""
     extras: tuple[str, ...]
     """Names of the extra tensors of the parameter's storage, such as a master."""
+    renamed: Mapping[str, str]
+    """Names of the chain's encoded tensors that differ from those that are decoded, by name."""
 
     def entries_of(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Return the entries of a parameter, or of a range, as every state dict has them."""
         if not self.stored:
             return dict(entries)
-        return decode_entries(entries, self.dtypes.keys() | self.unused)
+        found = {}
+        for name, value in entries.items():
+            field, bracket, index = name.partition("[")
+            found[self.renamed.get(field, field) + bracket + index] = value
+        return decode_entries(found, self.dtypes.keys() | self.unused)
 
 
 class FieldTensors(NamedTuple):
@@ -70,7 +77,28 @@ def plain_form(
             values.append(hyper)
     layout = entry_layout(plain, tuple(values), tuple(shape), torch.float32 if stored else dtype)
     unused = frozenset(field.name for field in layout.every if not field.keys)
-    return PlainForm(plain, tuple(values), layout.dtypes, unused, stored, extras)
+    renamed = _rename_encoded(stages) if stored else {}
+    return PlainForm(plain, tuple(values), layout.dtypes, unused, stored, extras, renamed)
+
+
+def _rename_encoded(stages: Sequence[Stage]) -> dict[str, str]:
+    """Return the names under which encoded tensors are decoded, where the chain has other names.
+
+    A field that several stages have is prefixed with the label of its stage. The label of a stored
+    stage differs from the labels of the stages that were stored.
+    """
+    plain = iter(state_names(plain_stages(stages)))
+    found: dict[str, str] = {}
+    for stage, own in zip(stages, state_names(stages), strict=True):
+        if not isinstance(stage, Stored):
+            next(plain)
+            continue
+        names = list(stage.layout.extras)
+        for kept in stage.layout.kept:
+            for name, field in zip(next(plain), kept, strict=True):
+                names += [field_name(name) + suffix for suffix in field.storage.suffixes]
+        found.update(zip(own, names, strict=True))
+    return {name: other for name, other in found.items() if name != other}
 
 
 def plain_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
