@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from functional_optim import TorchOptimizer, adahessian, adamw, sgd
 from hooks import (
@@ -217,6 +218,22 @@ def test_checkpoints_of_the_optimizer_within_load_with_a_warning(world_of_one: N
     with pytest.warns(UserWarning, match="does not contain a step counter"):
         optimizer.load_state_dict(inner.state_dict())
     assert optimizer.averager.step == 0
+
+
+def test_torchs_checkpoint_helpers_create_state_without_a_step(world_of_one: None) -> None:
+    """They step an optimizer that has no state."""
+    for kind, has_state in ((torch.optim.AdamW, True), (torch.optim.SGD, False)):
+        with case(optimizer=kind):
+            module = model()
+            before, averager = values(module), PeriodicModelAverager(4)
+            optimizer = PostLocalSGDOptimizer(kind(module.parameters(), lr=0.1), averager)
+            for _ in range(2):
+                found = get_optimizer_state_dict(module, optimizer)
+                assert bool(found["state"]) == has_state
+                assert averager.step == 0
+            assert same(values(module), before)
+            train(module, optimizer, 0, range(1))
+            assert averager.step == 1
 
 
 def test_counts_of_steps_are_not_averaged_with_the_state() -> None:

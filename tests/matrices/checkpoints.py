@@ -183,6 +183,69 @@ def on_subgroup(names: Sequence[str], folder: str, begins: int) -> None:
             check(model, optimizer, name, begins + 1)
 
 
+THAWED = "2.weight"
+"""The matrix that is frozen at first."""
+
+
+def set_frozen(models: Sequence[nn.Module], *, frozen: bool) -> None:
+    for model in models:
+        model.get_parameter(THAWED).requires_grad_(not frozen)
+
+
+def step_trainable(pairs: Sequence[tuple[nn.Module, Any]], steps: range) -> None:
+    """Train models and their optimizers, without gradients of frozen parameters."""
+    for model, optimizer in pairs:
+        for step in steps:
+            for place, param in enumerate(model.parameters()):
+                if param.requires_grad:
+                    param.grad = cut_like(normal(*param.shape, seed=100 * step + place), param)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def thaws(folder: str) -> None:
+    """Load state of a matrix into an optimizer that was made while the matrix was frozen."""
+    for how in ("checkpoint", "checkpoint without a step", "part", "whole", "frozen again"):
+        with case(how=how):
+            made: list[tuple[nn.Module, Any]] = []
+            for kind in (MatrixOwnerOptimizer, MatrixOwnerOptimizer, TorchOptimizer):
+                model = plain()
+                set_frozen([model], frozen=True)
+                model = model if kind is TorchOptimizer else shard(model, world())
+                made.append((model, kind(model.named_parameters(), OPTIMIZERS["muon"]())))
+            (model, optimizer), (other, again), (twin, alone_) = made
+            stop = _train_thawed(how, [made[0], made[2]])
+            if how.startswith("checkpoint"):
+                set_frozen([other], frozen=False)
+                save(model, optimizer, str(Path(folder, how)))
+                load(other, again, str(Path(folder, how)))
+            else:
+                saved = alone_ if how == "whole" else optimizer
+                again.load_state_dict(saved.state_dict())
+            with torch.no_grad():
+                for param, value in zip(other.parameters(), model.parameters(), strict=True):
+                    param.copy_(value)
+            set_frozen([other, twin], frozen=False)
+            step_trainable(made[1:], range(stop, stop + 2))
+            for param, wanted in zip(gather(other.parameters()), twin.parameters(), strict=True):
+                assert torch.equal(param, wanted)
+
+
+def _train_thawed(how: str, pairs: Sequence[tuple[nn.Module, Any]]) -> int:
+    """Thaw the matrix after a step, and train it, except without a step. Return the step count."""
+    models = [model for model, _ in pairs]
+    step_trainable(pairs, range(1))
+    set_frozen(models, frozen=False)
+    if how == "checkpoint without a step":
+        return 1
+    step_trainable(pairs, range(1, 3))
+    if how != "frozen again":
+        return 3
+    set_frozen(models, frozen=True)
+    step_trainable(pairs, range(3, 4))
+    return 4
+
+
 def in_the_background(folder: str) -> None:
     """Check that ``async_save`` saves the state at its call while training continues."""
     model, optimizer = owned("soap", world())

@@ -37,6 +37,10 @@ def test_on_fewer_ranks_in_one_process_and_on_more_ranks_again(tmp_path: Path) -
     on_ranks(4, checkpoints.on_subgroup, names=["muon", "clipped"], **last)
 
 
+def test_state_of_a_matrix_that_was_frozen_is_loaded(tmp_path: Path) -> None:
+    on_ranks(2, checkpoints.thaws, folder=str(tmp_path))
+
+
 def test_in_the_background(tmp_path: Path) -> None:
     on_ranks(2, checkpoints.in_the_background, folder=str(tmp_path / "saved"))
 

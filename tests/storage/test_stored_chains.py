@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from functional_optim import (
     Optimizer,
@@ -19,6 +20,7 @@ from functional_optim import (
     mars,
     sam,
     sgd,
+    trace,
 )
 from functional_optim.storage import stored
 
@@ -219,3 +221,35 @@ def test_a_stored_optimizer_behind_other_stages_is_handed_their_gradient(param: 
             weight.grad = grad
             front.step()
     assert bool(weight.isfinite().all())
+
+
+@pytest.mark.parametrize("param", ["float32", "bfloat16", "bfloat16+master"])
+@pytest.mark.parametrize("place", ["before", "after", "gate", "same names"])
+def test_state_dicts_of_a_chain_that_is_stored_in_part(place: str, param: str) -> None:
+    inner = stored(adamw(lr=0.1), state="int8", param=param)
+    optimizer = {
+        "before": chain(clip_by_global_norm(0.1), trace(0.9), inner),
+        "after": chain(inner, ema(0.9)),
+        "gate": chain(accumulate(2), inner),
+        "same names": chain(
+            trace(0.9), stored(sgd(lr=0.1, momentum=0.8), state="int8", param=param)
+        ),
+    }[place]
+    dtype = torch.float32 if param == "float32" else torch.bfloat16
+
+    def trained(front_end: TorchOptimizer, steps: range) -> list[torch.Tensor]:
+        (weight,) = front_end.param_groups[0]["params"]
+        for step in steps:
+            weight.grad = normal(300, seed=step).to(dtype)
+            front_end.step()
+        entries = front_end.state_dict()["state"][0]
+        return [weight.detach().clone(), *(one.clone() for one in entries.values())]
+
+    first = TorchOptimizer([nn.Parameter(normal(300).to(dtype))], optimizer)
+    trained(first, range(3))
+    saved = copy.deepcopy((first.param_groups[0]["params"][0].detach(), first.state_dict()))
+    second = TorchOptimizer([nn.Parameter(saved[0])], optimizer)
+    second.load_state_dict(saved[1])
+    for one, other in zip(trained(first, range(3, 6)), trained(second, range(3, 6)), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)

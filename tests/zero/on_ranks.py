@@ -156,6 +156,22 @@ def uneven(name: str, policy: str, schedule: bool) -> str:
     return digest(zero.params.values())
 
 
+def goes_on_after_uneven() -> None:
+    """Check that a rank without data does not keep the gradients of other ranks."""
+    rank, lr = dist.get_rank(), {"lr": 0.05}
+    ddp, twin = (DistributedDataParallel(made(), find_unused_parameters=True) for _ in "ab")
+    zero = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, policy="elements", **lr)
+    other = torch.optim.SGD(twin.parameters(), foreach=False, **lr)
+    for net, optimizer, joined in ((ddp, zero, [ddp, zero]), (twin, other, [twin])):
+        for steps in (range(1 + rank), range(3, 5)):
+            with warnings.catch_warnings(), Join(joined):
+                for step in steps:
+                    net(data(Tower, rank, step)).square().sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+    assert differing(dict(ddp.named_parameters()), dict(twin.named_parameters())) == []
+
+
 def on_subgroup(name: str) -> list[int] | None:
     """Train two of four ranks, whose group ranks differ from their global ranks."""
     group = dist.new_group([1, 3])

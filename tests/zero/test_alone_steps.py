@@ -46,6 +46,25 @@ def test_closures_hooks_and_zero_grad() -> None:
         zero.step(scale=1.0)
 
 
+def test_schedulers_find_the_options_of_a_class_without_equivalent() -> None:
+    """Some schedulers of torch look for options in ``defaults``."""
+
+    class Own(torch.optim.Adam):
+        """Adam under another name."""
+
+    made: list[Any] = [Own(params(), lr=1.0), ZeroRedundancyOptimizer(params(), Own, lr=1.0)]
+    for one in made:
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(one, max_lr=0.1, total_steps=4)
+        for _ in range(2):
+            for param in one.param_groups[0]["params"]:
+                param.grad = torch.ones_like(param)
+            one.step()
+            scheduler.step()
+    assert made[0].param_groups[0]["betas"] == made[1].param_groups[0]["betas"]
+    assert made[0].param_groups[0]["betas"] != made[0].defaults["betas"]
+    assert made[1].defaults == made[0].defaults
+
+
 def test_options_are_in_step_in_both_directions() -> None:
     zero = ZeroRedundancyOptimizer(params(), torch.optim.SGD, lr=1.0)
     zero.param_groups[0]["lr"] = 0.5

@@ -49,6 +49,7 @@ def on_two() -> Outcomes:
     jobs = {
         **{f"torch {one}": Job(on_ranks.beside_torch, one) for one in TORCH},
         **{f"uneven {one}": Job(on_ranks.uneven, one) for one in UNEVEN[1:]},
+        "after uneven": Job(on_ranks.goes_on_after_uneven),
         **{f"asked {one}": Job(on_ranks.asked_for_its_state, one) for one in ASKED},
     }
     return run_ranks(jobs, ranks=2, seconds=90)
@@ -72,6 +73,10 @@ def test_uneven_inputs(on_two: Outcomes, on_four: Outcomes) -> None:
     for one in UNEVEN:
         with case(**one):
             assert len({outcome.result() for outcome in every[f"uneven {one}"]}) == 1
+
+
+def test_training_goes_on_after_uneven_inputs(on_two: Outcomes) -> None:
+    assert [outcome.result() for outcome in on_two["after uneven"]] == [None] * 2
 
 
 def test_a_subgroup_whose_ranks_are_others(on_four: Outcomes) -> None:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.links import state_names
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import LeafState
+from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.core.torch_state import entry_layout, from_entries
 from functional_optim.storage.layout import field_name
 from functional_optim.storage.param_storage import EXTRAS, extras_for
@@ -37,12 +38,18 @@ class PlainForm(NamedTuple):
     """True if the chain is stored."""
     extras: tuple[str, ...]
     """Names of the extra tensors of the parameter's storage, such as a master."""
+    renamed: Mapping[str, str]
+    """Names of the chain's encoded tensors that differ from those that are decoded, by name."""
 
     def entries_of(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Return the entries of a parameter, or of a range, as every state dict has them."""
         if not self.stored:
             return dict(entries)
-        return decode_entries(entries, self.dtypes.keys() | self.unused)
+        found = {}
+        for name, value in entries.items():
+            field, bracket, index = name.partition("[")
+            found[self.renamed.get(field, field) + bracket + index] = value
+        return decode_entries(found, self.dtypes.keys() | self.unused)
 
 
 class FieldTensors(NamedTuple):
@@ -70,7 +77,28 @@ def plain_form(
             values.append(hyper)
     layout = entry_layout(plain, tuple(values), tuple(shape), torch.float32 if stored else dtype)
     unused = frozenset(field.name for field in layout.every if not field.keys)
-    return PlainForm(plain, tuple(values), layout.dtypes, unused, stored, extras)
+    renamed = _rename_encoded(stages) if stored else {}
+    return PlainForm(plain, tuple(values), layout.dtypes, unused, stored, extras, renamed)
+
+
+def _rename_encoded(stages: Sequence[Stage]) -> dict[str, str]:
+    """Return the names under which encoded tensors are decoded, where the chain has other names.
+
+    A field that several stages have is prefixed with the label of its stage. The label of a stored
+    stage differs from the labels of the stages that were stored.
+    """
+    plain = iter(state_names(plain_stages(stages)))
+    found: dict[str, str] = {}
+    for stage, own in zip(stages, state_names(stages), strict=True):
+        if not isinstance(stage, Stored):
+            next(plain)
+            continue
+        names = list(stage.layout.extras)
+        for kept in stage.layout.kept:
+            for name, field in zip(next(plain), kept, strict=True):
+                names += [field_name(name) + suffix for suffix in field.storage.suffixes]
+        found.update(zip(own, names, strict=True))
+    return {name: other for name, other in found.items() if name != other}
 
 
 def plain_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
@@ -220,8 +248,10 @@ def encode_entries(
         state = read(wide, given, name)
         left = list(state.stages)
         encoded = []
-        for stage in stages:
-            assert isinstance(stage, Stored), "all stages of a stored chain are stored"
+        for stage, hyper in zip(stages, hypers, strict=True):
+            if not isinstance(stage, Stored):
+                encoded.append(_in_own_dtypes(stage, hyper, param, left.pop(0)))
+                continue
             layout = stage.layout
             count = len(layout.stages)
             storage = layout.param
@@ -229,6 +259,16 @@ def encode_entries(
             encoded.append(layout.encode_states(extras, left[:count], wide))
             left = left[count:]
     return state._replace(stages=tuple(encoded))
+
+
+def _in_own_dtypes(stage: Stage, hyper: Any, param: Tensor, state: Any) -> Any:
+    """Return the state of a stage that is not stored, from its state for a float32 parameter."""
+    layout = entry_layout((stage,), (hyper,), tuple(param.shape), param.dtype)
+    pairs = zip(state_tensors((state,)), layout.dtypes.values(), strict=True)
+    tensors = [one.to(dtype) for one, dtype in pairs]
+    counts = [param.new_zeros(())] * (len(layout.every_key) - len(tensors))  # not used
+    (found,) = layout.state([*counts, *tensors]).stages
+    return found
 
 
 def _cast(value: Any, param: Tensor, dtype: torch.dtype | None) -> Any:

@@ -1,5 +1,6 @@
 """PostLocalSGDOptimizer: a local step on every rank, and sometimes a mean over ranks."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ STEP, AVERAGING = "step", "averaging"
 """Keys that are added to an optimizer's checkpoint: torch's, and one for everything else."""
 POWER_SGD = "power_sgd"
 """Key of PowerSGD's state, under ``AVERAGING``."""
+STATE_HELPERS = "torch.distributed.checkpoint.state_dict"
+"""Module of torch that steps an optimizer without state, so that a state dict has all entries."""
 
 
 class PostLocalSGDOptimizer(torch.optim.Optimizer):
@@ -31,7 +34,9 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     :func:`~hooks.post_localSGD_hook` on the DDP module, hook and averager must have the same
     warm-up; otherwise the first step raises an error. This optimizer saves and loads the hook's
     count, the buckets in which the hook averaged, and the
-    :class:`~hooks.averaging.contrib.PowerSGDMemory` of its parameters.
+    :class:`~hooks.averaging.contrib.PowerSGDMemory` of its parameters. Save :meth:`state_dict`
+    itself: ``get_optimizer_state_dict`` of torch returns parameter groups and state only, without
+    the averager's steps.
 
     Under a GradScaler, a rank with gradients that are not finite skips its local step and still
     averages, so that no rank waits for another.
@@ -132,6 +137,8 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
             RuntimeError: the hook of these parameters has another warm-up than the averager.
             ValueError, TransportError: from the averager.
         """
+        if closure is None and _is_state_init():
+            return self.optim.step()  # the learning rate and all gradients are 0
         if not self._is_checked:
             self._check_hooks()
             if isinstance(self.averager, ModelAverager) and self.averager.step == 0:
@@ -276,3 +283,13 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
                     f"only after {warmup}; make both from one AveragingSchedule, or give both the "
                     "same number"
                 )
+
+
+def _is_state_init() -> bool:
+    """Return True if torch makes this step only to create the optimizer's state."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == STATE_HELPERS:
+            return True
+        frame = frame.f_back
+    return False

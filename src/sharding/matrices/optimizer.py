@@ -167,6 +167,11 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         for number in range(len(self.param_groups)):
             self._complete_state(number)
 
+    def _activate(self, paths: Sequence[str]) -> None:
+        """Allocate matrices that were frozen until now, and create their state. Collective."""
+        self._owners.activate(paths)
+        self._complete_all()
+
     # ---------------------------------------------------------- the tensors that this rank steps
 
     def _complete_state(self, number: int) -> None:
@@ -261,8 +266,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         check_same_gradients(owners.shards, headers, list(mask), present)
         late = [path for path in owners.idle if mask[path]]
         if late:
-            owners.activate(late)
-            self._complete_all()
+            self._activate(late)
             owners.exchange.gather(attempt.header(present), grads)
         return bool(late)
 
@@ -306,6 +310,20 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 
     # ---------------------------------------------------------------------------- state dicts
 
+    @disable_compile
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's part of the state.
+
+        Collective if a matrix that was frozen has become trainable since the last step: its owner
+        then creates its state.
+        """
+        idle = self._owners.idle.items()
+        unfrozen = [path for path, param in idle if param.requires_grad]
+        if unfrozen:
+            self._activate(unfrozen)
+        return super().state_dict()
+
+    @disable_compile
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load this rank's part of a state dict, or the whole state of one process.
 
@@ -315,13 +333,16 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         class of torch.optim.
 
         A whole state is that of a :class:`~functional_optim.TorchOptimizer`, or of the equivalent
-        class of torch.optim, over the same parameters: each rank loads its part.
+        class of torch.optim, over the same parameters: each rank loads its part. State of a
+        frozen matrix is loaded if the matrix was stepped before. This is collective if a matrix was
+        frozen until now.
 
         Raises:
             ValueError: a part of another rank, or of another plan; else as for
                 :class:`~functional_optim.TorchOptimizer`. Nothing has changed.
         """
-        super().load_state_dict(local_state(state_dict, self.param_groups, self._owners))
+        groups, owners = self.param_groups, self._owners
+        super().load_state_dict(local_state(state_dict, groups, owners, self._activate))
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim.engine.options import params_of_groups
-from functional_optim.engine.states import match_params
+from functional_optim.engine.states import has_begun, match_params
 from functional_optim.engine.tensors import full_tensor, to_local
 from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks, check_origin
 from sharding.matrices.owners import Owners
@@ -26,11 +26,13 @@ def part_of_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners)
     other sharded parameters. State of replicated parameters is whole on all ranks.
     """
     origin, states = _origin(owners), dict(state_dict["state"])
+    stepped = {id(one.param) for one in owners.exchange.matrices}
     keys = params_of_groups(state_dict["param_groups"])
     for key, param in zip(keys, params_of_groups(groups), strict=True):
         here = owners.stand_ins.by_param.get(id(param))
         if here is None:
-            states[key] = OnOtherRanks(origin) if param.requires_grad else {}
+            has_owner = id(param) in stepped or param.requires_grad
+            states[key] = OnOtherRanks(origin) if has_owner else {}
         elif is_cut(param):
             rows = None if here.is_matrix else _own_rows(owners, param)
             part = partial(_part, param=param, rows=rows, origin=origin)
@@ -49,12 +51,18 @@ def _part(value: Tensor, param: Tensor, rows: Range | None, origin: str) -> Flat
     return FlatRanges(shape, {start: flat}, value.dtype, value.device, origin)
 
 
-def local_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners) -> dict[str, Any]:
+def local_state(
+    state_dict: Mapping[str, Any],
+    groups: Groups,
+    owners: Owners,
+    activate: Callable[[Sequence[str]], None],
+) -> dict[str, Any]:
     """Return the part of a state dict that belongs to this rank.
 
     From the state of whole parameters, the owner of a matrix takes the state of the matrix. For
     other parameters, each rank takes its rows of entries that have as many rows as the parameter.
-    Entries may be DTensors. State that is a part already is not cut.
+    Entries may be DTensors. State that is a part already is not cut. ``activate`` is called, on all
+    ranks, with the paths of matrices that have state, or may get it, for the first time.
 
     Raises:
         ValueError: parts of another rank or plan.
@@ -70,6 +78,13 @@ def local_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners) -
         if (entries := state_dict["state"].get(key)) is not None
     }
     check_origin(given, _origin(owners), format_ranks(owners.shards.group, [owners.shards.rank]))
+    late = [
+        path
+        for path, one in owners.idle.items()
+        if one.requires_grad or _may_have_begun(given.get(path, {}))
+    ]
+    if late:
+        activate(late)
     matrices, owned = owners.matrices(), {*owners.owned()}
     states: dict[Any, Any] = {}
     for key, param in zip(keys, params, strict=True):
@@ -78,13 +93,21 @@ def local_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners) -
         if path in matrices or not is_cut(param):
             # On all ranks, since this is a collective for a DTensor.
             found = map_tensors(partial(_own_part, param=param, rows=None), entries)
-            is_stepped = id(param) in owners.stand_ins.by_param  # else it is frozen
+            is_stepped = id(param) in owners.stand_ins.by_param  # else it was never stepped
             states[key] = found if path not in matrices or (path in owned and is_stepped) else {}
             continue
         rows = _own_rows(owners, param)
         take = partial(_own_part, param=param, rows=rows)
         states[key] = map_tensors(take, entries) if rows[0] < rows[1] else {}
     return {**state_dict, "state": states}
+
+
+def _may_have_begun(entries: Mapping[str, Any]) -> bool:
+    """Return False for entries of a parameter that was never stepped."""
+    if isinstance(entries, OnOtherRanks):
+        return True  # the owner has entries
+    is_part = any(isinstance(one, FlatRanges) for one in entries.values())
+    return bool(entries) and (is_part or "step" not in entries or has_begun(entries))
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], entries: Mapping[str, Any]) -> dict[str, Any]:

@@ -158,7 +158,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
                 shards.check_options(number, group)
             self._local = ShardOptimizer(shards, self._owned_groups(shards), self._total)
         self.optim: torch.optim.Optimizer = self._local or foreign_optimizer(
-            optimizer_class, self.param_groups, self._owned_params(), defaults
+            optimizer_class, self.param_groups, self._owned_params(), self.defaults
         )
         self._collected = None
         self.register_state_dict_post_hook(write_states, prepend=True)
@@ -238,6 +238,8 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         loss = step_without_global_hooks(self.optim, **given, **kwargs)
         self._collected = None
         self.gather()
+        if joined:  # the gradients are of other ranks: the next backward must not add to them
+            self.zero_grad()
         return loss
 
     def _run_closure(self, closure: Callable[[], Any]) -> Any:
@@ -249,8 +251,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
     def _agree_on_step(self, *, joined: bool) -> bool:
         """Prepare gradients, and return True if the step is run: the same on all ranks."""
         self.check_groups()
-        uneven = is_joining(self)
-        return agree_on_step(self, Scaling.of(self), uneven=uneven, joined=joined)
+        return agree_on_step(self, Scaling.of(self), uneven=is_joining(self), joined=joined)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
@@ -385,10 +386,7 @@ class ZeroRedundancyOptimizer(CheckpointMixin, torch.optim.Optimizer, Joinable):
         """Return the hook with which a rank without data steps with the others under ``Join``.
 
         A rank that has data sends the options, and the gradients that this rank needs. List this
-        optimizer after the DDP module: ``Join([ddp, zero])``.
-
-        Args:
-            kwargs: of other joinables; not used.
+        optimizer after the DDP module: ``Join([ddp, zero])``. ``kwargs`` are not used.
         """
         if self.overlap_with_ddp:
             return JoinHook()  # DDP's own hook runs the communication hook

@@ -1,6 +1,6 @@
 """Parameter groups of one rank's shard, with the options of the whole optimizer's groups."""
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -75,12 +75,12 @@ def foreign_optimizer(
     optimizer_class: Any,
     groups: Sequence[MutableMapping[str, Any]],
     params: Sequence[list[Tensor]],
-    defaults: Mapping[str, Any],
+    defaults: dict[str, Any],
 ) -> torch.optim.Optimizer:
     """Return an instance of a class without functional equivalent, over whole parameters.
 
     ``params`` has this rank's parameters of each group. Options that the class adds are written to
-    the groups.
+    the groups and to ``defaults``, in which some schedulers of torch look for options.
     """
     own = [
         {**options_of(group), "params": list(tensors)}
@@ -92,6 +92,7 @@ def foreign_optimizer(
             "optimizer_class must make a torch.optim.Optimizer of parameter groups, got "
             f"{format_value(made)} from {format_value(optimizer_class)}"
         )
+    defaults.update({**made.defaults, **defaults})
     for number in range(len(groups)):
         _share_options(made, groups, number)
     return made
