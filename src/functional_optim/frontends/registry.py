@@ -121,7 +121,7 @@ def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         ValueError: ``cls`` is not registered, a value is out of bounds, or the chain is declared
             pointwise and is not.
-        TypeError: an argument that the class does not have.
+        TypeError: an argument that the class does not have, or a factory that returns no optimizer.
 
     Example::
 
@@ -147,6 +147,11 @@ def call_factory(
     optimizer = factory(*positional, **named)
     if isinstance(optimizer, Optimizer):
         require_pointwise(optimizer)
+    elif not isinstance(optimizer, ClosureOptimizer):
+        raise TypeError(
+            f"the factory of {_key_name(key)} must return an Optimizer, such as sgd(lr=0.1), got "
+            f"{format_value(optimizer)}"
+        )
     return optimizer
 
 

@@ -59,9 +59,9 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
 
     Raises:
         TypeError: the class stands for an optimizer with parts or shared scalars.
-        ValueError: the class is not registered, groups need different chains, the state does not
-            fit, or there is no step count. The step count may be in the state of each parameter, or
-            in the groups, under "step".
+        ValueError: the class is not registered, groups need different chains, an option that the
+            constructor lacks was changed, the state does not fit, or there is no step count. The
+            step count may be in the state of each parameter, or in the groups, under "step".
 
     Example::
 
@@ -120,8 +120,19 @@ def _group_arguments(
     """Return the options of a group that are arguments of the class, without EXECUTION_OPTIONS.
 
     If the class takes ``**kwargs``, return all options in its defaults: the factory checks them.
+
+    Raises:
+        ValueError: an option was changed that is no argument of the class.
     """
     arguments = defaults if is_open(cls) else inspect.signature(cls).parameters
+    fixed = [key for key in defaults if key not in {*arguments, *EXECUTION_OPTIONS, "step"}]
+    for key in fixed:
+        if key in group and hash_key(group[key]) != hash_key(defaults[key]):
+            raise ValueError(
+                f"a parameter group has {key}={group[key]!r}, but {cls.__name__} has no argument "
+                f"{key!r}, so its functional equivalent always has {defaults[key]!r}: set it back, "
+                "or register a class and a factory that take it"
+            )
     return {
         # A copy: a scheduler of the instance may write to its tensor.
         key: value.clone() if isinstance(value, Tensor) else value
