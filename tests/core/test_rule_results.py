@@ -32,6 +32,16 @@ def init(param: Tensor, hyper: Hyper) -> Buffers:
     return Buffers(torch.zeros_like(param), [torch.zeros_like(param)])
 
 
+class Buffer(NamedTuple):
+    buf: Tensor
+
+
+def stage_of(**given: Any) -> Rule:
+    """Return a rule that steps nothing, with some functions of its own."""
+    usual = {"init": lambda p, h: Buffer(torch.zeros_like(p)), "rule": lambda p, g, s, c: (p, s)}
+    return Rule(name="mine", hyper=Hyper, state=Buffer, **{**usual, **given})
+
+
 Made = Callable[[Tensor, Tensor, Buffers, Hyper], Any]
 
 PAIR = r"mine: must return the pair \(param, state\)"
@@ -166,3 +176,139 @@ def test_an_init_that_makes_no_state_is_named() -> None:
         )
         with refused(TypeError, "mine: init must return its Buffers as its state", made=made):
             chain(stage(lr=0.1)).init(torch.ones(3))
+
+
+def test_an_init_that_returns_memory_it_keeps_is_refused() -> None:
+    """Otherwise the state of all parameters would be one tensor, and every step would write it."""
+    kept = torch.zeros(3)
+    for said, made in {
+        "init returned memory that it also returned in another call": lambda: kept,
+        "init returned a tensor whose elements share memory": lambda: torch.zeros(1).expand(3),
+    }.items():
+        stage = stage_of(init=lambda p, h, made=made: Buffer(made()))
+        for params in (torch.ones(3), [torch.ones(3), torch.ones(3)]):
+            with refused(TypeError, f"mine: {said}, in the field buf", said=said):
+                chain(stage(lr=0.1)).init(params)
+    param = torch.ones(3)  # its memory may be returned, and is copied
+    state = chain(stage_of(init=lambda p, h: Buffer(p))(lr=0.1)).init(param)
+    assert state.leaves.stages[0].buf.data_ptr() != param.data_ptr()
+
+
+def test_a_second_call_of_init_draws_no_random_numbers() -> None:
+    found = []
+    for stage in [stage_of(init=lambda p, h: Buffer(torch.rand_like(p)))] * 2:
+        torch.manual_seed(0)
+        state = chain(stage(lr=0.1)).init([torch.ones(3), torch.ones(3)])
+        found.append([one.stages[0].buf.tolist() for one in state.leaves])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("executor", IN_PYTHON)
+def test_coefficients_that_are_no_named_tuple_are_named(executor: ExecutorName) -> None:
+    param, grad = torch.ones(3), torch.ones(3)
+    for made in (None, (0.1, 1.0), 0.1, {"lr": 0.1}):
+        stage = stage_of(coefficients=lambda step, hyper, made=made: made)
+        optimizer = chain(stage(lr=0.1)).using(executor=executor)
+        steps = {
+            "update": lambda o=optimizer: o.update(param, grad, o.init(param)),
+            "update_": lambda o=optimizer: o.update_(param, grad, o.init(param)),
+            "bind": lambda o=optimizer: o.bind(param).step(grad),
+        }
+        for name, step in steps.items():
+            with refused(TypeError, "mine: coefficients must return a NamedTuple", name=name):
+                step()
+
+
+def test_a_measure_that_returns_no_number_is_named() -> None:
+    for measure in (lambda g: g * g, lambda g: float(g.sum()), lambda g: None):
+        stage = Transform(
+            name="mine",
+            hyper=Hyper,
+            measure=measure,
+            transform=lambda g, p, s, c, total: (g / total.to(g.dtype), s),
+        )
+        optimizer = chain(stage(lr=0.1), sgd(lr=0.1))
+        for params in ([torch.ones(3)], [torch.ones(3), torch.ones(4, 2)]):
+            grads = list(map(torch.ones_like, params))
+            with refused(TypeError, "mine: measure must return a 0-d tensor"):
+                optimizer.update(params, grads, optimizer.init(params))
+
+
+def test_the_error_of_a_schedule_says_whose_it_is() -> None:
+    optimizer, param = sgd(lr=lambda step: 0.1 / step), torch.ones(3)
+    with pytest.raises(ZeroDivisionError) as raised:
+        optimizer.update(param, param, optimizer.init(param))
+    assert raised.value.__notes__ == ["raised by the schedule of sgd: lr, after 0 steps"]
+
+
+class Seen(NamedTuple):
+    calls: float
+
+
+def counted(**given: Any) -> Optimizer:
+    """Return sgd after a transform that counts calls and sums gradients, with some functions."""
+    usual: dict[str, Any] = {
+        "init_shared": lambda hyper: Seen(0.0),
+        "reduce": lambda p, g, s, c: (g.sum(),),
+        "combine": lambda shared, totals, hyper: Seen(shared.calls + totals[0]),
+    }
+    stage = Transform(
+        name="mine",
+        hyper=Hyper,
+        shared=Seen,
+        totals=1,
+        coefficients=lambda step, hyper, shared: hyper,
+        transform=lambda g, p, s, c: (g, s),
+        **{**usual, **given},
+    )
+    return chain(stage(lr=0.1), sgd(lr=0.1))
+
+
+SHARED_RESULTS: dict[str, tuple[str, Any]] = {
+    "one total too many": ("reduce", lambda p, g, s, c: (g.sum(), g.sum())),
+    "a total alone": ("reduce", lambda p, g, s, c: g.sum()),
+    "a number as total": ("reduce", lambda p, g, s, c: (1.0,)),
+    "a vector as total": ("reduce", lambda p, g, s, c: (g,)),
+    "no scalars": ("init_shared", lambda hyper: None),
+    "a plain tuple": ("init_shared", lambda hyper: (0.0,)),
+    "a vector": ("init_shared", lambda hyper: Seen(torch.zeros(3))),
+    "a text": ("combine", lambda shared, totals, hyper: Seen("a")),
+}
+
+
+def test_shared_scalars_and_totals_of_another_form_are_named() -> None:
+    grads = [torch.ones(3), torch.ones(2)]
+    for case, (name, function) in SHARED_RESULTS.items():
+        params = [torch.ones(3), torch.ones(2)]
+        optimizer = counted(**{name: function})
+        with refused(TypeError, f"mine: {name} must return", case=case):
+            optimizer.update_(params, grads, optimizer.init(params))
+        with refused(TypeError, f"mine: {name} must return", case=case):
+            step_by_torch(optimizer, params, grads)
+        assert all(torch.equal(one, torch.ones_like(one)) for one in params)
+
+
+def step_by_torch(optimizer: Optimizer, params: list[Tensor], grads: list[Tensor]) -> None:
+    made = TorchOptimizer(params, optimizer)
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad
+    made.step()
+
+
+def test_a_total_that_writes_to_its_gradient_is_refused() -> None:
+    measured = Transform(
+        name="mine",
+        hyper=Hyper,
+        measure=lambda g: g.mul_(2).sum(),
+        transform=lambda g, p, s, c, total: (g, s),
+    )
+    for optimizer in (
+        counted(reduce=lambda p, g, s, c: (g.mul_(2).sum(),)),
+        chain(measured(lr=0.1), sgd(lr=0.1)),
+    ):
+        params, grads = [torch.ones(3), torch.ones(2)], [torch.ones(3), torch.ones(2)]
+        with refused(RuntimeError, "mine: .* wrote to its arguments", optimizer=optimizer):
+            optimizer.update_(params, grads, optimizer.init(params))
+        with refused(RuntimeError, "mine: .* wrote to its arguments", optimizer=optimizer):
+            step_by_torch(optimizer, params, grads)
+        assert all(torch.equal(one, torch.ones_like(one)) for one in params)

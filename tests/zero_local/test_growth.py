@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from functional_optim import accumulate, chain, clip_by_global_norm, sgd
 from sharding import ZeroRedundancyOptimizer
+from sharding.resharding import RangeCopy
 from sharding.transport.local import LocalTransport, LocalWorld
 from sharding.transport.local_group import LocalGroup
+from sharding.transport.packed import ALIGN, PackedTensors
 from sharding.transport.protocol import TransportError
-from sharding.zero import dissemination
+from sharding.zero import dissemination, range_exchange
 from sharding.zero.collective import all_gather_bytes
-from sharding.zero.stream import CHUNK_BYTES, Stream, iter_messages
+from sharding.zero.tree_exchange import CHUNK_BYTES, plan_copies
 from tests.choices import case
 from tests.steady import calls_of
 
@@ -142,11 +144,11 @@ def test_a_total_takes_a_number_for_each_parameter_on_any_number_of_ranks() -> N
 
 def test_the_state_of_many_parameters_is_collected_in_few_messages() -> None:
     for count in (1, 100, 1000):
-        assert len(list(iter_messages([torch.ones(25)] * count))) == 1
-    large = [torch.zeros(CHUNK_BYTES + 1, dtype=torch.uint8), torch.ones(3)]
-    assert [[one.numel() for one in parts] for parts in iter_messages(large)] == [
-        [CHUNK_BYTES],
-        [1, 12],
+        assert len(list(plan_copies(0, 1, [100] * count))) == 1
+    parts = plan_copies(0, 1, [CHUNK_BYTES + 1, 0, 12])
+    assert [[(one.path, one.start, one.length) for one in copies] for copies in parts] == [
+        [("0", 0, CHUNK_BYTES)],
+        [("0", CHUNK_BYTES, 1), ("2", 0, 12)],
     ]
 
 
@@ -155,13 +157,15 @@ def test_tensors_of_two_devices_travel_in_one_message(monkeypatch: pytest.Monkey
 
     An example is a step count on the CPU with state on a GPU.
     """
-    sent: list[Tensor] = []
-    monkeypatch.setattr(Stream, "_transfer", lambda *given: sent.append(given[2]))
-    device = torch.device("meta")
-    state = {"step": torch.ones(()), "exp_avg": torch.ones(3, device=device)}
-    Stream(LocalWorld(1).groups[0], 0, device).send(state)
-    assert [one.device for one in sent] == [device] * 3
-    assert sent[2].numel() == 16
+    sent: list[PackedTensors] = []
+    monkeypatch.setattr(range_exchange, "exchange_packed", lambda *given: sent.append(given[2]))
+    device, group = torch.device("meta"), LocalWorld(1).groups[0]
+    tensors = {"step": torch.ones(1), "exp_avg": torch.ones(3, device=device)}
+    copies = [RangeCopy(path, 0, 0, 0, 0, len(one), 0) for path, one in tensors.items()]
+    after = {path: one.to(device) for path, one in tensors.items()}
+    range_exchange.make_copies(copies, tensors, after, group, device, "copy")
+    assert [one.bytes.device for one in sent] == [device]
+    assert [len(part) for part in sent[0].parts] == [2 * ALIGN]
 
 
 def stepped(count: int, optimizer: Callable[[], Any]) -> ZeroRedundancyOptimizer:

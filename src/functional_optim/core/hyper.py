@@ -363,12 +363,14 @@ def _at(schedule: Schedule, step: float | Tensor, label: str) -> Any:
     """Return a schedule's value after ``step`` steps."""
     try:
         return schedule(step)
-    except RuntimeError as error:
+    except Exception as error:
         if isinstance(step, Tensor):
             error.add_note(
                 f"the schedule of {label} got a step count that torch.func hides: write it with "
                 "torch's operations, or pass the value to update"
             )
+        else:
+            error.add_note(f"raised by the schedule of {label}, after {step:g} steps")
         raise
 
 

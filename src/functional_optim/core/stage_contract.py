@@ -1,11 +1,14 @@
 """Calls of a stage's functions, and checks of their results."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, fx
 
+from functional_optim._torch.tensors import has_versions, version_of
 from functional_optim.core.format import format_value
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Rule, Stage, Transform
 
 TENSORS = (Tensor, fx.Proxy)
@@ -59,6 +62,72 @@ def is_raw_source(stage: Stage) -> bool:
     """
     keeps = stage.gate is not None and stage.gate.holds == "gradient"
     return keeps or (isinstance(stage, Transform) and stage.leads)
+
+
+def call_coefficients(stage: Stage, step: Any, hyper: Any, *shared: Any) -> Any:
+    """Call a stage's ``coefficients``, and raise TypeError if the result is no named tuple."""
+    made = stage.coefficients(step, hyper, *shared)
+    if not hasattr(made, "_fields"):
+        raise coefficients_type_error(stage, made)
+    return made
+
+
+def coefficients_type_error(stage: Stage, made: Any) -> TypeError:
+    """Return the error for a result of ``coefficients`` that is no named tuple."""
+    return TypeError(
+        f"{stage.name}: coefficients must return a NamedTuple of numbers, which its function gets; "
+        f"it returned {format_value(made)}"
+    )
+
+
+def call_measure(stage: Stage, grad: Tensor) -> Tensor:
+    """Call a stage's ``measure``, and raise TypeError if the result is no 0-d tensor."""
+    assert isinstance(stage, Transform)
+    assert stage.measure is not None
+    before = _writes_to([grad])
+    made: Any = stage.measure(grad)
+    if not isinstance(made, Tensor) or made.dim():
+        raise TypeError(
+            f"{stage.name}: measure must return a 0-d tensor, what one gradient adds to the total "
+            f"of all; it returned {format_value(made)}"
+        )
+    _check_only_read(stage, "measure", before, [grad])
+    return made
+
+
+def call_reduce(
+    stage: Stage, param: Tensor, grad: Tensor, state: Any, coefficients: Any
+) -> tuple[Tensor, ...]:
+    """Call a stage's ``reduce``, and raise TypeError unless it returns a tensor for each total."""
+    assert stage.reduce is not None
+    before = _writes_to([param, grad])
+    made: Any = stage.reduce(param, grad, state, coefficients)
+    is_tuple = isinstance(made, tuple) and len(made) == stage.totals
+    if not is_tuple or not all(isinstance(one, Tensor) and one.numel() == 1 for one in made):
+        raise TypeError(
+            f"{stage.name}: reduce must return a tuple of {stage.totals} tensors of one element "
+            f"each, as totals={stage.totals} declares; it returned {format_value(made)}"
+        )
+    _check_only_read(stage, "reduce", before, [param, grad])
+    return cast("tuple[Tensor, ...]", made)
+
+
+def _writes_to(tensors: Sequence[Tensor]) -> list[int]:
+    """Return autograd's number of writes to each tensor; 0 for a tensor without one."""
+    has_number = has_versions and not torch.compiler.is_compiling()
+    return [
+        version_of(one) if has_number and type(one) in PLAIN and not one.is_inference() else 0
+        for one in tensors
+    ]
+
+
+def _check_only_read(stage: Stage, name: str, before: list[int], tensors: Sequence[Tensor]) -> None:
+    """Raise RuntimeError if tensors were written to since ``before`` was returned for them."""
+    if _writes_to(tensors) != before:
+        raise RuntimeError(
+            f"{stage.name}: {name} wrote to its arguments, which it may only read: compute with "
+            "new tensors, as by `grad * 2` in place of `grad.mul_(2)`"
+        )
 
 
 def init_state(stage: Stage, param: Tensor, hyper: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from functional_optim._torch.derivatives import is_transforming
 from functional_optim._torch.tensors import may_be_view
 from functional_optim.core.aliasing import AliasTracker, clone_strided, storage_addresses
 from functional_optim.core.dtensors import is_dtensor, reduce_partial, to_local
@@ -48,17 +49,54 @@ def init_stages(
         check_dtype(stages, dtype)
     pairs = enumerate(zip(stages, hypers, strict=True))
     with_state = [(k, *pair) for k, pair in pairs if pair[0].init is not no_init]
-    made = []
+    made: list[tuple[Any, ...]] = []
     for param in params:
         view = real_view(param) if param.is_complex() else param
         states: list[Any] = [()] * len(stages)
         for k, stage, hyper in with_state:
             states[k] = init_state(stage, view, hyper)
+            if not made and stage not in _TRIED:
+                _check_new_memory(stage, view, hyper, states[k])
         is_usual = view is param and type(param) in PLAIN
         made.append(tuple(states if is_usual else _as_param(stages, states, param, view)))
     if _are_new(params, state_tensors(chain.from_iterable(made))):
         return made
     return [_without_aliases(param, states) for param, states in zip(params, made, strict=True)]
+
+
+_TRIED: set[Stage] = set()
+"""Stages whose ``init`` returns new memory in each call."""
+
+MAX_TRIED = 512
+"""Largest number of such stages that are remembered."""
+
+
+def _check_new_memory(stage: Stage, param: Tensor, hyper: Any, state: Any) -> None:
+    """Raise TypeError if a second call of ``init`` returns memory of the first, or of one element.
+
+    A step would then write to the state of several parameters.
+    """
+    if torch.compiler.is_compiling() or is_transforming() or type(param) not in PLAIN:
+        return
+    devices = [param.device] if param.is_cuda else []
+    with torch.random.fork_rng(devices=devices):  # so that the next draw is that of one call
+        again = init_state(stage, param, hyper)
+    kept = storage_addresses(state_tensors([state])) - storage_addresses([param])
+    pairs = zip(getattr(again, "_fields", ()), again, strict=True)
+    for name, tensor in ((name, one) for name, value in pairs for one in field_tensors(value)):
+        found = None
+        if not kept.isdisjoint(storage_addresses([tensor])):
+            found = "memory that it also returned in another call"
+        elif 0 in tensor.stride() and tensor.numel() > 1:
+            found = "a tensor whose elements share memory"
+        if found is not None:
+            raise TypeError(
+                f"{stage.name}: init returned {found}, in the field {name} of its state, and each "
+                "parameter needs state of its own; return a new tensor, as by clone()"
+            )
+    if len(_TRIED) >= MAX_TRIED:
+        _TRIED.clear()
+    _TRIED.add(stage)
 
 
 def _as_param(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from functional_optim._torch.operators import foreach_clone, foreach_copy_, foreach_function
+from functional_optim.core.bit_equality import same_bits
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.expressions import (
     OPERATORS,
@@ -26,7 +27,6 @@ from functional_optim.kernels.validate import (
     call_node,
     examples,
     last_uses,
-    same_bits,
     trial_numbers,
     validate,
 )

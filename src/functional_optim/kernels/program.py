@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from functional_optim.core.aliasing import has_internal_overlap
+from functional_optim.core.bit_equality import same_bits
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.expressions import (
     OPERATORS,
@@ -28,7 +29,6 @@ from functional_optim.kernels.validate import (
     call_node,
     examples,
     last_uses,
-    same_bits,
     trial_numbers,
     validate,
 )

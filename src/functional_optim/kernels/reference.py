@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch.compilers import has_dispatch_mode
 from functional_optim._torch.derivatives import is_transforming
-from functional_optim._torch.tensors import may_be_view
+from functional_optim._torch.tensors import has_versions, may_be_view, version_of
 from functional_optim.core.aliasing import storage_key
+from functional_optim.core.bit_equality import same_bits
 from functional_optim.core.dtensors import is_dtensor, redistribute_like
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import (
+    PLAIN,
     Leaf,
     Scalars,
     Stepped,
@@ -25,10 +28,16 @@ from functional_optim.core.leaf import (
     is_measured,
     split_at_measured,
 )
-from functional_optim.core.stage import Stage, Transform
-from functional_optim.core.stage_contract import call_stage, is_raw_source
-from functional_optim.core.state import state_tensors
+from functional_optim.core.stage import Stage
+from functional_optim.core.stage_contract import (
+    call_measure,
+    call_reduce,
+    call_stage,
+    is_raw_source,
+)
+from functional_optim.core.state import field_tensors, state_tensors
 from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.chunks import tensors_of, with_tensors
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.lowering import TensorScalarMode
 from functional_optim.kernels.totals import (
@@ -164,6 +173,47 @@ def _reduce_together(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> Tensor 
     return torch.stack(list(map(sum_in_order, columns))).to(first.param.device)
 
 
+def _step_copy(stages: Sequence[Stage], leaf: Leaf) -> None:
+    """Step a copy of a leaf. Raise RuntimeError if the result does not fit, or a rule is not pure.
+
+    Under a dispatch mode, tensors may have no values to compare.
+    """
+    given = tensors_of(leaf)
+    copies = [one.clone() for one in given]
+    _run_stages(
+        [*stages],
+        [with_tensors(leaf, copies)],
+        [],
+        lambda one, walk: check_kept(one, Stepped(walk.param, tuple(walk.states))),
+    )
+    if has_dispatch_mode():
+        return
+    fields = [
+        f"the state {name}"
+        for state in leaf.states
+        for name, value in zip(getattr(state, "_fields", ()), state, strict=True)
+        for _ in field_tensors(value)
+    ]
+    for name, one, copy in zip(["param", "grad", *fields], given, copies, strict=True):
+        if type(one) in PLAIN and not one.is_meta and _is_written(copy, one):
+            raise RuntimeError(
+                f"{', '.join(stage.name for stage in stages)}: a rule wrote to {name}, which is an "
+                "argument, and a rule is a pure function: return new tensors, as by "
+                "`param - lr * grad` in place of `param.sub_(lr * grad)`, or clone() first"
+            )
+
+
+def _is_written(copy: Tensor, given: Tensor) -> bool:
+    """Return True if a copy was written to since it was made.
+
+    Autograd does not count writes through ``.data``, and values that are written may be equal.
+    """
+    if has_versions and not copy.is_inference() and version_of(copy):
+        return True
+    pair = [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (copy, given)]
+    return not same_bits(*pair)
+
+
 class ReferenceExecutor(Executor):
     """Executor that calls the stages of a chain in order, in Python."""
 
@@ -198,12 +248,13 @@ class ReferenceExecutor(Executor):
             )
 
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        """Step one leaf of each new kind, and discard the result.
+        """Step a copy of one leaf of each new kind, and discard the result.
 
         So a rule raises its errors about shapes and dtypes before anything is written.
 
         Raises:
-            RuntimeError: a step changes a shape or dtype. An error of a rule is raised unchanged.
+            RuntimeError: a step changes a shape or dtype, or a rule writes to its arguments. An
+                error of a rule is raised unchanged.
         """
         if is_transforming():
             return
@@ -221,12 +272,7 @@ class ReferenceExecutor(Executor):
             return
         with torch.no_grad():
             for leaf in new.values():
-                _run_stages(
-                    [*stages],
-                    [leaf],
-                    [],
-                    lambda one, walk: check_kept(one, Stepped(walk.param, tuple(walk.states))),
-                )
+                _step_copy(stages, leaf)
         if len(tried) + len(new) > MAX_KINDS:
             tried.clear()
         tried.update(new)
@@ -250,13 +296,12 @@ class ReferenceExecutor(Executor):
     ) -> Iterator[tuple[Tensor, ...]]:
         """Yield the addends of each leaf to the totals: tensors of one element."""
         last = stages[-1]
-        assert last.reduce is not None
         for leaf in leaves:
             param, grad = leaf.param, leaf.grad
             if len(stages) > 1:
                 walk = _walked(stages[:-1], leaf, measured)
                 param, grad = walk.param, walk.grad
-            yield last.reduce(param, grad, leaf.states[-1], leaf.coefficients[-1])
+            yield call_reduce(last, param, grad, leaf.states[-1], leaf.coefficients[-1])
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -267,11 +312,13 @@ class ReferenceExecutor(Executor):
                 return _total(stages[0], leaves, [leaf.grad for leaf in leaves])
             found: list[Tensor] = []
             stage, before = stages[wanted], stages[:wanted]
-            assert isinstance(stage, Transform)
-            assert stage.measure is not None
             if not all(leaf.param.is_cpu for leaf in leaves):
                 _run_stages(before, leaves, measured, lambda _, walk: found.append(walk.grad))
                 return _total(stage, leaves, found)
-            measure = stage.measure  # at once, so that a gradient is freed before the next leaf
-            _run_stages(before, leaves, measured, lambda _, walk: found.append(measure(walk.grad)))
+            _run_stages(  # at once, so that a gradient is freed before the next leaf
+                before,
+                leaves,
+                measured,
+                lambda _, walk: found.append(call_measure(stage, walk.grad)),
+            )
             return sum_tensors(found)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch.operators import foreach_copy_
+from functional_optim.core.bit_equality import same_bits
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import map_state, state_tensors
@@ -22,7 +23,6 @@ from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.leaf_program import step_leaf
 from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.signature import signature
-from functional_optim.kernels.validate import same_bits
 
 STACK = 1 << 19
 """Largest number of parameter elements in one stack, so that temporaries stay in the cache."""

@@ -13,7 +13,7 @@ from functional_optim._torch.derivatives import is_functorch_wrapped_tensor
 from functional_optim.core.hyper import FIXED, is_plain
 from functional_optim.core.leaf import PLAIN, Leaf, is_measured
 from functional_optim.core.stage import Stage, Transform
-from functional_optim.core.stage_contract import call_stage
+from functional_optim.core.stage_contract import call_measure, call_stage
 
 _DEVICE, _LAYOUT = attrgetter("device"), attrgetter("layout")
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -43,10 +43,9 @@ def total_of(
         are_alike: as for :func:`try_measure_each`.
     """
     assert isinstance(stage, Transform)
-    assert stage.measure is not None
     numbers = None if on_device else try_measure_each(stage, gradients, are_alike=are_alike)
     if numbers is None:
-        return sum_tensors(map(stage.measure, gradients))
+        return sum_tensors(call_measure(stage, one) for one in gradients)
     if not numbers.is_cpu:
         return numbers.to(torch.float64).sum()
     return torch.tensor(add_in_order(numbers.tolist()), dtype=torch.float64, device="cpu")

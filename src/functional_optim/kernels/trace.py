@@ -35,6 +35,10 @@ another order."""
 _RANK = frozenset(["dim", "ndim", "ndimension", "stride"])
 """Properties that differ between a tensor and a flat piece of it."""
 
+_WRITES = frozenset(["__delitem__", "__setitem__", "delitem", "setitem"])
+"""Functions and methods that write in place. No name of an in-place operator is here: proxies have
+none, so that Python calls the operator that returns a new tensor."""
+
 _SIZES = frozenset(["is_contiguous", "nbytes", "nelement", "numel", "shape", "size"])
 """Attributes and methods whose values depend on the number of elements or on the layout."""
 
@@ -103,6 +107,7 @@ class Tracer(GraphAppendingTracer):
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         plain = getattr(target, "__module__", "") == "_operator"  # and_, or_, not_
         in_place = name.endswith("_") and not name.endswith("__") and not plain
+        in_place = in_place or name in _WRITES
         given = rest[1] if len(rest) > 1 else named.get("kwargs") or {}
         in_place = in_place or given.get("out") is not None or given.get("inplace") is True
         if kind in ("call_method", "call_function") and in_place:

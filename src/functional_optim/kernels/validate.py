@@ -24,9 +24,6 @@ WHOLE = 24
 MAY_RETURN_ARGUMENT = "may_return_argument"
 """Key in the ``meta`` of a node whose result may be one of its arguments in some steps."""
 
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer dtypes by their size in bytes."""
-
 
 class Validated(NamedTuple):
     """Values of a graph in an example."""
@@ -163,21 +160,6 @@ def trial_numbers(like: Tensor, index: int, count: int = WHOLE) -> Tensor:
     """
     place = torch.arange(1, count + 1, dtype=torch.float64, device=like.device)
     return ((place * (math.sqrt(2.0) + index / math.pi)) % 3.6 - 1.7).to(like.dtype)
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return True if two tensors have equal bits. Any NaN equals any other NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    # Integers are compared, because different denormals compare equal if torch flushes them. One
-    # call of torch.equal is eight times as fast, and nearly always enough.
-    words = _WORDS[a.itemsize]
-    ours, theirs = a.view(words), b.view(words)
-    if torch.equal(ours, theirs):
-        return True
-    return bool(((ours == theirs) | (a.isnan() & b.isnan())).all())
 
 
 def check_device_scalars(stages: Sequence[Stage], leaf: Leaf) -> None:

@@ -15,6 +15,7 @@ from functional_optim.core.links import stage_labels
 from functional_optim.core.on_global_step import at_global_step
 from functional_optim.core.overrides import LeafChain, chains_of
 from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
+from functional_optim.core.stage_contract import call_coefficients
 from functional_optim.core.state import map_state
 from functional_optim.core.state_init import init_leaf
 from functional_optim.core.views import real_view
@@ -240,5 +241,5 @@ def _first_coefficients(
         own = resolve(stage.name, stage.bounds, stage.check, own, 1.0)
         shared = () if stage.combine is None else (stage.init_shared(own),)
         resolved.append(own)
-        found.append(to_floats(stage.coefficients(1.0, own, *shared)))
+        found.append(to_floats(call_coefficients(stage, 1.0, own, *shared)))
     return tuple(resolved), tuple(found)

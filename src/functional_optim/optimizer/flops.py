@@ -15,7 +15,12 @@ from functional_optim.core.hyper import resolve
 from functional_optim.core.leaf import is_measured
 from functional_optim.core.on_global_step import at_global_step
 from functional_optim.core.stage import Stage
-from functional_optim.core.stage_contract import call_stage, init_state
+from functional_optim.core.stage_contract import (
+    call_coefficients,
+    call_reduce,
+    call_stage,
+    init_state,
+)
 from functional_optim.core.state import map_state
 
 MAX_SIDE = 8
@@ -80,14 +85,14 @@ def _count_flops(stage: Stage, hyper: Any, shape: tuple[int, ...]) -> int:
         given = {one.name: [torch.ones_like(param)] for one in stage.inputs}
         state = state._replace(**given)
     more = [stage.init_shared(hyper)] if stage.combine is not None else []
-    coefficients = stage.coefficients(STEP, hyper, *more)
+    coefficients = call_coefficients(stage, STEP, hyper, *more)
     totals = [torch.ones((), dtype=torch.float64, device="cpu")] if is_measured(stage) else []
     grad = torch.ones_like(param)
     state = map_state(lambda one: one.to("cpu"), state)
     with torch.no_grad(), _FlopCounter(stage) as operations:
         call_stage(stage, param, grad, state, coefficients, totals, grad)
         if stage.reduce is not None:
-            stage.reduce(param, grad, state, coefficients)
+            call_reduce(stage, param, grad, state, coefficients)
     count: int = operations.elements
     return count
 

@@ -5,7 +5,7 @@ import torch
 from functional_optim.core.hyper import resolve, to_floats
 from functional_optim.core.leaf import Leaf, needs_total
 from functional_optim.core.stage import Link
-from functional_optim.core.stage_contract import init_state
+from functional_optim.core.stage_contract import call_coefficients, init_state
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.pointwise_check import check_pointwise_stages
 from functional_optim.optimizer import Optimizer
@@ -43,7 +43,7 @@ def _check(link: Link) -> None:
         return
     hyper = resolve(stage.name, stage.bounds, stage.check, link.hyper, 1.0)
     shared = [] if stage.combine is None else [stage.combine(stage.init_shared(hyper), (), hyper)]
-    coefficients = to_floats(stage.coefficients(1.0, hyper, *shared))
+    coefficients = to_floats(call_coefficients(stage, 1.0, hyper, *shared))
     param = torch.zeros(1, dtype=torch.float64)
     state = init_state(stage, param, hyper)
     leaf = Leaf(param, param, (state,), (coefficients,), "p", (hyper,), 1.0)

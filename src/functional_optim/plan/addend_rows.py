@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage, Transform
+from functional_optim.core.stage_contract import call_measure, call_reduce
 from functional_optim.core.state import map_state
 from functional_optim.kernels import Leaf, ReferenceExecutor
 from functional_optim.kernels.totals import (
@@ -134,7 +135,7 @@ class Addends:
             if k not in rows:
                 state = map_state(tensors.__getitem__, leaf.states[-1])
                 shared = made[self.counted.groups[k]].coefficients[-1]
-                alone = last.reduce(tensors[leaf.param], grads[k], state, shared)
+                alone = call_reduce(last, tensors[leaf.param], grads[k], state, shared)
                 rows[k] = [float(one.item()) for one in alone]
         return list(map(rows.__getitem__, range(len(grads))))
 
@@ -184,9 +185,10 @@ def _state_columns(tensors: list[Tensor], columns: Any) -> Any:
 def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:
     """Return each gradient's addend to the total of a stage."""
     assert isinstance(stage, Transform)
-    assert stage.measure is not None
     found = try_measure_each(stage, grads, are_alike=True)
-    numbers = [stage.measure(one).item() for one in grads] if found is None else found.tolist()
+    numbers = (
+        [call_measure(stage, one).item() for one in grads] if found is None else found.tolist()
+    )
     return [[float(one)] for one in numbers]
 
 

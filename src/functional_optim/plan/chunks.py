@@ -14,6 +14,7 @@ from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import Scalars
 from functional_optim.core.named_tuples import from_fields
 from functional_optim.core.stage import Stage, same_coefficients
+from functional_optim.core.stage_contract import coefficients_type_error
 from functional_optim.kernels import Chunks, Leaf
 from functional_optim.kernels.chunks import (
     Table,
@@ -86,9 +87,12 @@ class Chunk:
         for stage, own in zip(stages, hypers, strict=True):  # a comprehension is one more call
             of = stage.coefficients
             try:
-                made.append(own if of is same_coefficients else of(step, own))
+                one = own if of is same_coefficients else of(step, own)
             except ArithmeticError as error:
                 raise coefficients_error(stage, step, own, error) from error
+            if not hasattr(one, "_fields"):
+                raise coefficients_type_error(stage, one)
+            made.append(one)
         return step_scalars((hypers, tuple(made), step, Scalars.HOST))
 
     def _like_at(self, made: StepScalars) -> Leaf:

@@ -16,6 +16,7 @@ from functional_optim._torch.compilers import fake_tensor_mode
 from functional_optim.core.hyper import field_types, to_floats
 from functional_optim.core.hyper_inputs import InputHypers, fill_inputs, iter_inputs
 from functional_optim.core.stage import Stage
+from functional_optim.core.stage_contract import call_coefficients
 from functional_optim.kernels.errors import UntraceableError
 
 
@@ -76,10 +77,11 @@ def coefficients(
     Raises:
         UntraceableError: a static choice that depends on an input.
     """
-    plain = to_floats(stage.coefficients(1.0, fill_inputs(hyper, lambda slot: slot.nonzero_value)))
-    made = stage.coefficients(
-        step, fill_inputs(hyper, lambda slot: fed.get(slot.name, slot.nonzero_value))
+    plain = to_floats(
+        call_coefficients(stage, 1.0, fill_inputs(hyper, lambda slot: slot.nonzero_value))
     )
+    filled = fill_inputs(hyper, lambda slot: fed.get(slot.name, slot.nonzero_value))
+    made = call_coefficients(stage, step, filled)
     coefficients_class: Any = type(plain)
     kinds = field_types(coefficients_class)
 

@@ -10,6 +10,7 @@ from functional_optim.core.hyper import resolve, to_floats
 from functional_optim.core.leaf import Scalars
 from functional_optim.core.named_tuples import from_fields
 from functional_optim.core.stage import Stage
+from functional_optim.core.stage_contract import call_coefficients
 from functional_optim.core.state import LeafState
 
 
@@ -60,7 +61,7 @@ def coefficients_at(
     coefficients = []
     for stage, hyper in zip(stages, resolved, strict=True):
         try:
-            coefficients.append(to_floats(stage.coefficients(number, hyper)))
+            coefficients.append(to_floats(call_coefficients(stage, number, hyper)))
         except ArithmeticError as error:
             raise coefficients_error(stage, number, hyper, error) from error
     return resolved, tuple(coefficients)

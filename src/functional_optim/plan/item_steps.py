@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch.compilers import has_dispatch_mode
 from functional_optim._torch.derivatives import is_transforming
 from functional_optim.core.aliasing import AliasTracker, clone_aliased, match_strides, storage_key
 from functional_optim.core.dtensors import is_dtensor, redistribute_like
@@ -44,6 +45,8 @@ def update(
     before, items = items, on_this_rank(stages, executor, items)
     forms, leaves = leaves_of(stages, items, on_host(stages) if scalars_of is None else scalars_of)
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+    if not torch.compiler.is_compiling() and not has_dispatch_mode():
+        executor.require(stages, entered)
     tensors = [tensor for item in items for tensor in (item.param, item.grad)]
     tensors += [tensor for item in items for tensor in state_tensors(item.state.stages)]
     given = AliasTracker([*tensors, *measured])

@@ -38,9 +38,27 @@ def initial_shared(optimizer: Chain, chains: Iterable[LeafChain] = ()) -> Any:
     for stage, hyper, *_ in links:
         own = resolve(stage.name, stage.bounds, stage.check, at_global_step(hyper, 1.0), 1.0)
         record: Any = stage.init_shared(own)
+        _check_record(stage, "init_shared", record)
         records.append(type(record)(*map(as_tensor, record)) if record else ())
     opened = tuple(() if link.stage.gate is None else zero_count() for link in links)
     return Shared(zero_count(), tuple(records), opened)
+
+
+def _check_record(stage: Stage, name: str, made: Any) -> None:
+    """Raise TypeError if a function of a stage did not return its shared scalars."""
+    if not stage.sharing:
+        return
+    if not isinstance(made, stage.shared):
+        raise TypeError(
+            f"{stage.name}: {name} must return its {stage.shared.__name__}; it returned "
+            f"{format_value(made)}"
+        )
+    for field, one in zip(made._fields, made, strict=True):
+        if not isinstance(one, (int, float)) and not (isinstance(one, Tensor) and not one.dim()):
+            raise TypeError(
+                f"{stage.name}: {name} must return a number or a 0-d tensor as {field}; it "
+                f"returned {format_value(one)}"
+            )
 
 
 def as_tensor(value: Any) -> Tensor:
@@ -267,9 +285,5 @@ def combined(
                 "the members of a population: step these one by one"
             )
         raise
-    if stage.sharing and not isinstance(made, stage.shared):
-        raise TypeError(
-            f"{stage.name}: combine must return its {stage.shared.__name__}; it returned "
-            f"{format_value(made)}"
-        )
+    _check_record(stage, "combine", made)
     return made if not made or {float}.issuperset(map(type, made)) else as_numbers(made)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.engine.tensors import to_local
 from sharding.matrices.shard_group import ShardGroup
-from sharding.transport.packed import Form, PackedTensors, begin_exchange, copy_pairs
+from sharding.transport.packed import Form, PackedTensors, begin_all_to_all, copy_pairs
 from sharding.transport.protocol import Range
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class RowExchange:
 
     def _begin(self, found: PackedTensors, sent: PackedTensors, what: str) -> Callable[[], None]:
         """Start an exchange, and return a function that waits for it."""
-        return begin_exchange(self._shards.group, found, sent, what)
+        return begin_all_to_all(self._shards.group, found, sent, what)
 
 
 def _param_and_grad_forms(matrices: Sequence[OwnedMatrix], rank: int) -> list[Form]:

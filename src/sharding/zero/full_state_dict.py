@@ -1,18 +1,16 @@
 """State of all ranks as one torch.optim state dict, gathered on one rank."""
 
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sharding.transport import TransportError
 from sharding.zero.collective import run_on_all_ranks
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.params import indices_of
 from sharding.zero.range_step_mixin import RangeStepMixin
 from sharding.zero.state_layout import StateLayouts, to_class_entries
-from sharding.zero.stream import Stream, check_can_send, empty_copy, list_tensors
+from sharding.zero.tree_exchange import exchange_trees
 
 States = dict[int, dict[Any, Any]]
 """The entries of torch.optim, by the number of the parameter."""
@@ -33,62 +31,28 @@ def gather_full_state(zero: RangeStepMixin, to: int) -> States | None:
         TypeError: an entry that is neither a tensor nor a plain value.
         ValueError: ``to`` is not a rank, or differs between ranks.
     """
-    own: list[Any] = []
-
-    def prepare() -> int:
-        size = zero.process_group.size()
-        if to not in range(size):
-            raise ValueError(f"to must be a rank of the process group, 0 to {size - 1}, got {to!r}")
-        if zero.rank < zero.plan.shard_ranks:  # only the first replica sends
-            own.append(local_content(zero))
-            check_can_send(own)
-        return to
-
-    # Errors must be raised before the first message, since another rank may wait for the second.
-    told = run_on_all_ranks(
-        zero.process_group, zero.join_device, "prepare its state to be collected", prepare
-    )
+    group, device, what = zero.process_group, zero.join_device, "collect its state"
+    told = run_on_all_ranks(group, device, what, lambda: _checked_rank(to, group.size()))
     if len(set(told)) > 1:
         raise ValueError(f"to must be the same on all ranks, got {told}, in the order of ranks")
-    if zero.rank == to:
-        return _receive_states(zero, own[0] if own else None)
-    if zero.rank < zero.plan.shard_ranks:
-        stream = Stream(zero.process_group, to, zero.join_device)
-        error = stream.receive()
-        if error is not None:
-            raise TransportError(error)
-        stream.send(own[0])
-    return None
+
+    def make() -> dict[int, Any]:  # only the first replica sends
+        return {to: local_content(zero)} if zero.rank < zero.plan.shard_ranks else {}
+
+    if zero.shards is None:
+        own = exchange_trees(group, device, what, make).values()
+        states = {number: entries for content in own for number, entries in content.items()}
+    else:
+        found: dict[str, dict[str, Tensor]] = {}
+        exchange_trees(group, device, what, make, lambda tree: _target_tensors(tree, found))
+        states = _to_torch_states(zero, zero.shards, found)
+    return dict(sorted(states.items())) if zero.rank == to else None
 
 
-def _receive_states(zero: RangeStepMixin, own: Any) -> States:
-    """Receive the state of one rank after another. If a rank is lost, tell the remaining ranks."""
-    found: dict[Any, Any] = {}
-    streams = {
-        rank: Stream(zero.process_group, rank, zero.join_device)
-        for rank in range(zero.plan.shard_ranks)
-        if rank != zero.rank
-    }
-    whole = zero.shards is None
-    if zero.rank < zero.plan.shard_ranks:
-        slots = _target_tensors(empty_copy(own), found, whole=whole)
-        for into, value in zip(list_tensors(slots), list_tensors(own), strict=True):
-            into.copy_(value)
-    while streams:
-        stream = streams.pop(min(streams))
-        try:
-            stream.send(None)
-            stream.receive(lambda coming: _target_tensors(coming, found, whole=whole))
-        except BaseException as error:
-            for other in streams.values():
-                with suppress(TransportError):
-                    other.send(f"{type(error).__name__}: {error}")
-            raise
-    return dict(
-        sorted(
-            (found if zero.shards is None else _to_torch_states(zero, zero.shards, found)).items()
-        )
-    )
+def _checked_rank(to: int, size: int) -> int:
+    if to not in range(size):
+        raise ValueError(f"to must be a rank of the process group, 0 to {size - 1}, got {to!r}")
+    return to
 
 
 def local_content(zero: RangeStepMixin) -> Any:
@@ -114,11 +78,8 @@ def local_content(zero: RangeStepMixin) -> Any:
     return found
 
 
-def _target_tensors(content: Any, found: dict[Any, Any], *, whole: bool) -> Any:
+def _target_tensors(content: Any, found: dict[str, dict[str, Tensor]]) -> list[Tensor]:
     """Return the tensors into which the content of a rank is written; add them to ``found``."""
-    if whole:
-        found.update(content)
-        return content
     slots = []
     for path, entries in content.items():
         for name, (shape, ranges) in entries.items():

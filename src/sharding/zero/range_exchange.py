@@ -1,7 +1,8 @@
 """Exchange of ranges of parameters between ranks: it makes the copies of ``reshard``."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,13 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from functional_optim.engine.messages import format_value
 from sharding.resharding import RangeCopy
 from sharding.transport.groups import GroupRank, backends_of, format_ranks, resolve_group
-from sharding.transport.packed import HEADER, Form, PackedTensors, begin_exchange, copy_pairs
+from sharding.transport.packed import Form, PackedTensors, copy_pairs, exchange_packed
 from sharding.zero.collective import run_on_all_ranks
 
 _WHAT = "exchange ranges of parameters"
-
-_REFUSED = bytes(HEADER)
-"""Header of a rank that refuses its arguments, whose error is then raised on all ranks."""
 
 
 def exchange(
@@ -29,10 +27,10 @@ def exchange(
 ) -> None:
     """Make the copies of :func:`~sharding.reshard` between the ranks of a group. Collective.
 
-    One all_to_all moves all elements, bit for bit. So parameters, or state tensors of their shape,
-    get from the owners of one plan to the owners of another: between policies, or between numbers
-    of ranks of which both are at most the size of the group. Call it once for the parameters, and
-    once for each state tensor.
+    Each rank sends all elements for another rank in one message, bit for bit. So parameters, or
+    state tensors of their shape, get from the owners of one plan to the owners of another: between
+    policies, or between numbers of ranks of which both are at most the size of the group. Call it
+    once for the parameters, and once for each state tensor.
 
     A 0-d tensor, such as a step count, belongs to a whole parameter. Each copy of its parameter
     carries it.
@@ -50,8 +48,8 @@ def exchange(
     Raises:
         TypeError: a value is no tensor.
         ValueError: the group has no backend for the device; a tensor is missing, too short, of
-            several dimensions, on another device, or of another dtype than on the other rank.
-            Nothing has changed on any rank.
+            several dimensions, or on another device. On all ranks: two ranks have copies of
+            different plans, or tensors of different dtypes. Nothing has changed on any rank.
         RuntimeError: the tensors of another rank were refused; names the rank, and its error.
         TransportError: a rank died, or did not come.
 
@@ -77,41 +75,66 @@ def exchange(
             "init_process_group('cpu:gloo,cuda:nccl') gives a group both"
         )
     ordered = sorted(copies, key=lambda one: (one.path, one.start, one.source, one.target))
-    sent: list[list[Tensor]] = [[] for _ in range(size)]
-    found: list[list[Tensor]] = [[] for _ in range(size)]
-    keys = {True: [hashlib.blake2b(digest_size=HEADER) for _ in sent]}
-    keys[False] = [one.copy() for one in keys[True]]
-    refused: Exception | None = None
-    own = [(one, True, one.target) for one in ordered if one.source == rank]
-    own += [(one, False, one.source) for one in ordered if one.target == rank]
-    try:
-        for one, sends, peer in own:
-            part = _part_of(one, before if sends else after, device, size, sends=sends)
-            (sent if sends else found)[peer].append(part)
-            keys[sends][peer].update(_key_of(one, part).encode())
-    except (TypeError, ValueError) as error:
-        refused = error
-    own_headers = [_REFUSED if refused else one.digest() for one in keys[True]]
-    headers = _exchange_headers(members, device, own_headers)
 
-    def check() -> None:
-        if refused is not None:
-            raise refused
-        wanted = [one.digest() for one in keys[False]]
-        for peer, (own, other) in enumerate(zip(wanted, headers, strict=True)):
-            if other not in (own, _REFUSED):
-                raise ValueError(
-                    f"{format_ranks(members, [GroupRank(peer)])} sends other ranges or dtypes than "
-                    f"{format_ranks(members, [GroupRank(rank)])} expects: give all ranks copies of "
-                    "the same two plans, and tensors of the same dtypes"
-                )
+    def check() -> dict[str, dict[int, str]]:
+        """Check this rank's tensors. Return a digest for each other rank, sent and received."""
+        sends = {True: dict[int, Any](), False: dict[int, Any]()}
+        for one, is_sent, peer in _copies_of(ordered, rank):
+            part = _part_of(one, before if is_sent else after, device, size, sends=is_sent)
+            digest = sends[is_sent].setdefault(peer, hashlib.blake2b(digest_size=16))
+            digest.update(f"{one.path}\0{one.start}\0{part.dtype}\0{tuple(part.shape)}\1".encode())
+        told = {name: sends[key] for name, key in (("sent", True), ("received", False))}
+        return {name: {k: one.hexdigest() for k, one in own.items()} for name, own in told.items()}
 
-    run_on_all_ranks(members, device, _WHAT, check)
-    packed, coming = PackedTensors(_forms(sent), device), PackedTensors(_forms(found), device)
-    packed.write(bytes(HEADER), [part for parts in sent for part in parts])
-    begin_exchange(members, coming, packed, _WHAT)()
+    told = run_on_all_ranks(members, device, _WHAT, check)
+    sent = {(k, int(to)): one for k, own in enumerate(told) for to, one in own["sent"].items()}
+    found = {(int(at), k): one for k, own in enumerate(told) for at, one in own["received"].items()}
+    for pair in sorted({*sent, *found}):
+        if sent.get(pair) != found.get(pair):
+            source, target = (format_ranks(members, [GroupRank(one)]) for one in pair)
+            raise ValueError(
+                f"{source} sends other ranges or dtypes than {target} expects: give all ranks "
+                "copies of the same two plans, and tensors of the same dtypes"
+            )
+    make_copies(ordered, before, after, members, device, _WHAT)
+
+
+def make_copies(
+    copies: Sequence[RangeCopy],
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    what: str,
+) -> None:
+    """Make copies without a check of their tensors.
+
+    Arguments as for :func:`exchange`; ``copies`` are in the same order on all ranks, tensors may be
+    on any device, and ``device`` is that of the messages. ``what`` the ranks do, for errors.
+    """
+    ranks, rank = range(group.size()), group.rank()
+    sent: list[list[Tensor]] = [[] for _ in ranks]
+    found: list[list[Tensor]] = [[] for _ in ranks]
+    for one, is_sent, peer in _copies_of(copies, rank):
+        tensors, at = (before, one.source_offset) if is_sent else (after, one.target_offset)
+        part = tensors[one.path].detach()
+        (sent if is_sent else found)[peer].append(
+            part[at : at + one.length] if part.dim() else part
+        )
+    packed, coming = (PackedTensors(_forms(own), device, header=0) for own in (sent, found))
+    packed.write(b"", [part for parts in sent for part in parts])
+    exchange_packed(group, coming, packed, what)
     pairs = zip(found, coming.tensors, strict=True)
     copy_pairs([pair for parts, views in pairs for pair in zip(parts, views, strict=True)])
+
+
+def _copies_of(copies: Iterable[RangeCopy], rank: int) -> Iterator[tuple[RangeCopy, bool, int]]:
+    """Yield the copies of a rank with the other rank, True for those that the rank sends."""
+    for one in copies:
+        if one.source == rank:
+            yield one, True, one.target
+        if one.target == rank:
+            yield one, False, one.source
 
 
 def _part_of(
@@ -148,22 +171,5 @@ def _part_of(
     return tensor.detach()[at : at + copy.length]
 
 
-def _key_of(copy: RangeCopy, part: Tensor) -> str:
-    """Return what both ranks of a copy must agree on, as text."""
-    return f"{copy.path}\0{copy.start}\0{part.dtype}\0{tuple(part.shape)}\1"
-
-
 def _forms(parts: Sequence[Sequence[Tensor]]) -> list[list[Form]]:
     return [[(tuple(part.shape), part.dtype) for part in own] for own in parts]
-
-
-def _exchange_headers(
-    group: dist.ProcessGroup, device: torch.device, headers: Sequence[bytes]
-) -> list[bytes]:
-    """Send a header to each rank, and return the header of each rank."""
-    sent = PackedTensors([()] * group.size(), device)
-    found = PackedTensors([()] * group.size(), device)
-    for into, header in zip(sent.headers, headers, strict=True):
-        into.copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8))
-    begin_exchange(group, found, sent, _WHAT)()
-    return found.read_headers()

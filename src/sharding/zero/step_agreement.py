@@ -26,7 +26,7 @@ from sharding.ownership import OwnedRange
 from sharding.zero.collective import all_gather_bytes
 from sharding.zero.local_shard import slice_gradient
 from sharding.zero.range_step_mixin import RangeStepMixin
-from sharding.zero.stream import Stream
+from sharding.zero.tree_exchange import exchange_trees
 
 logger = logging.getLogger(__name__)
 
@@ -76,20 +76,29 @@ def exchange_status(
 def _send_to_joined(zero: RangeStepMixin, gone: Sequence[bool]) -> None:
     """Send gradients and options from the first rank that has data to the ranks that have none."""
     source = gone.index(False)
-    if zero.rank == source:
-        for rank in (rank for rank, is_gone in enumerate(gone) if is_gone):
-            stream = Stream(zero.process_group, rank, zero.join_device)
-            stream.send([_sendable_options(group) for group in zero.param_groups])
-            stream.send(_frozen_with_gradients(zero))
-            owned = zero.plan.owned(rank)
-            stream.send([_gradient_of_range(zero.params[one.path].grad, one) for one in owned])
-    elif gone[zero.rank]:
-        stream = Stream(zero.process_group, source, zero.join_device)
-        for group, options in zip(zero.param_groups, stream.receive(), strict=True):
-            _copy_options(group, options)
-        frozen = stream.receive()
-        owned = zero.plan.owned(zero.rank)
-        _copy_gradients(zero, owned, stream.receive())
+
+    def make() -> dict[int, Any]:
+        if zero.rank != source:
+            return {}
+        options = [_sendable_options(group) for group in zero.param_groups]
+        frozen = _frozen_with_gradients(zero)
+        return {
+            rank: [
+                options,
+                frozen,
+                [_gradient_of_range(zero, one) for one in zero.plan.owned(rank)],
+            ]
+            for rank, is_gone in enumerate(gone)
+            if is_gone
+        }
+
+    what = "step for ranks without data"
+    for options, frozen, grads in exchange_trees(
+        zero.process_group, zero.join_device, what, make
+    ).values():
+        for group, own in zip(zero.param_groups, options, strict=True):
+            _copy_options(group, own)
+        _copy_gradients(zero, zero.plan.owned(zero.rank), grads)
         for param in map(zero.params.__getitem__, frozen):
             if param.grad is None:  # owned by another rank; its new value will be gathered
                 param.grad = torch.zeros_like(param)
@@ -117,7 +126,8 @@ def _can_send(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, Tensor))
 
 
-def _gradient_of_range(grad: Tensor | None, one: OwnedRange) -> Tensor | None:
+def _gradient_of_range(zero: RangeStepMixin, one: OwnedRange) -> Tensor | None:
+    grad = zero.params[one.path].grad
     if grad is None:
         return None
     if grad.layout != torch.strided:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim.kernels.validate import same_bits
+from functional_optim.core.bit_equality import same_bits
 from tests.choices import each
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2)

@@ -48,6 +48,11 @@ def loops_over_a_list(p: Any, g: Any, s: Any, c: Any) -> Any:
     return p - c.lr * g, s
 
 
+def with_zeros(new: Any, mask: Any) -> Any:
+    new.__setitem__(mask, 0.0)  # a statement would raise a TypeError while tracing
+    return new
+
+
 REASONS: dict[str, Rules] = {
     "mine branches on a number or on data": {
         "branches": lambda p, g, s, c: (p - c.lr * g if c.lr > 0.1 else p, OneState(s.kept * 2))
@@ -59,6 +64,7 @@ REASONS: dict[str, Rules] = {
         "scales": lambda p, g, s, c: (p - g, OneState(s.kept.clone().mul_(0.5))),
         "out": lambda p, g, s, c: (torch.add(p, g, out=torch.empty_like(g)), OneState(s.kept * 2)),
         "asks": lambda p, g, s, c: (p - functional.relu(g.clone(), inplace=True), s),
+        "sets": lambda p, g, s, c: (with_zeros(p - g, p - g < 0), s),
     },
 }
 
@@ -74,6 +80,47 @@ def test_they_run_by_the_reference_and_say_why() -> None:
                     assert said.startswith("reference") and reason in said
                 bound = optimizer.using(executor="blocked").bind({"w": torch.ones(3)})
                 assert reason in bound.explain()
+
+
+def written(tensor: Tensor, how: str) -> Tensor:
+    """Write to a tensor, and return it."""
+    if how == "statement":
+        tensor *= 0.5
+    elif how == "method":
+        tensor.mul_(0.5)
+    elif how == "out":
+        torch.mul(tensor, 0.5, out=tensor)
+    else:  # autograd's version of the tensor does not change
+        tensor.data.mul_(0.5)
+    return tensor
+
+
+ARGUMENTS = {
+    "param": lambda how: lambda p, g, s, c: (written(p, how), s),
+    "grad": lambda how: lambda p, g, s, c: (p - written(g, how), s),
+    "the state kept": lambda how: lambda p, g, s, c: (p - g, OneState(written(s.kept, how))),
+}
+
+
+@pytest.mark.parametrize("how", ["statement", "method", "out", "data"])
+def test_a_rule_that_writes_to_its_arguments_is_refused(how: str, executors: Any) -> None:
+    """It would be stepped twice, since it is tried on a leaf before anything is written."""
+    for one in pairs(name=ARGUMENTS, executor=executors, run=("update", "update_", "bind")):
+        optimizer = optimizer_of(ARGUMENTS[one["name"]](how)).using(executor=one["executor"])
+        params = noise(1, 5) if how == "data" else torch.zeros(5)  # autograd counts other writes
+        grads = torch.where(params == 0, params, noise(2, 5))
+        state = optimizer.init(params)
+        steps = {
+            "bind": lambda o=optimizer, p=params, g=grads: o.bind(p).step(g),
+            "update": lambda o=optimizer, p=params, g=grads, s=state: o.update(p, g, s),
+            "update_": lambda o=optimizer, p=params, g=grads, s=state: o.update_(p, g, s),
+        }
+        given = [params, grads, state.leaves.stages[0].kept]
+        before = copied(given)
+        with case(**one), pytest.raises(RuntimeError) as raised:
+            steps[one["run"]]()
+        assert f"mine: a rule wrote to {one['name']}, which is an argument" in str(raised.value)
+        assert_same(given, before)
 
 
 A, B = 1.00001, 1.00002

@@ -23,8 +23,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from functional_optim.core.bit_equality import same_bits
 from functional_optim.kernels.exact.verdict import RIGHT, Verdict
-from functional_optim.kernels.validate import same_bits
 from functional_optim.native import cache
 from functional_optim.native.cache import CompileError
 

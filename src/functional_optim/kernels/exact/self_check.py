@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.bit_equality import same_bits
 from functional_optim.kernels.exact.values import INTEGERS
 from functional_optim.kernels.graph import Trace
-from functional_optim.kernels.validate import evaluate, same_bits
+from functional_optim.kernels.validate import evaluate
 
 LENGTHS = (3, 1_031, 20_011)
 """Numbers of elements: less than a vector, more than a block, and enough to show rare roundings.
