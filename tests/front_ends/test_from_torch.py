@@ -17,6 +17,7 @@ from functional_optim import (
     from_torch,
     qhm,
     register_functional_optim,
+    sgd,
     to_torch_state_dict,
 )
 from tests.choices import each
@@ -195,6 +196,27 @@ def with_a_parameter_twice(params: list[Tensor]) -> Any:
     # torch steps the parameter twice, but a tree of parameters holds each parameter once.
     with pytest.warns(UserWarning, match="duplicate"):
         return torch.optim.SGD([params[0], params[0]], lr=0.1)
+
+
+class Heavy(torch.optim.SGD):
+    """Class whose constructor sets the momentum."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr, momentum=0.9, foreach=False)
+
+
+def test_an_option_that_the_constructor_lacks_is_not_ignored() -> None:
+    register_functional_optim(Heavy, lambda lr=0.1: sgd(lr, momentum=0.9))
+    params = parameters()
+    optimizer = Heavy([{"params": params[:2], "lr": 0.3}, {"params": params[2:]}])
+    run(optimizer, 0)
+    assert_continued(optimizer)
+    optimizer.param_groups[1]["momentum"] = 0.5
+    with pytest.raises(ValueError, match=r"momentum=0\.5, but Heavy has no .* always has 0\.9"):
+        from_torch(optimizer)
+    adamw = torch.optim.AdamW([{"params": params, "decoupled_weight_decay": False}])
+    with pytest.raises(ValueError, match="decoupled_weight_decay=False, but AdamW"):
+        from_torch(adamw)
 
 
 def with_a_part_of_a_state(params: list[Tensor]) -> Any:

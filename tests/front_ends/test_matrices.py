@@ -95,6 +95,24 @@ def test_a_live_one_is_continued_here_and_goes_back(options: str) -> None:
         assert torch.equal(back["state"][place]["momentum_buffer"], one["momentum_buffer"])
 
 
+def test_torchs_class_does_not_count_on_from_a_loaded_count_of_0() -> None:
+    """torch.optim.Muon keeps the count 0 of a state dict that was saved before the first step."""
+    params = _params()
+    ours, twin = TorchOptimizer(params, muon(0.1)), torch.optim.Muon(params, 0.1)
+    twin.load_state_dict(ours.state_dict())
+    _run(twin, params, 1, 2)  # one parameter has no gradient
+    theirs = [nn.Parameter(one.detach().clone()) for one in params]
+    again = torch.optim.Muon(theirs, 0.1)
+    again.load_state_dict(twin.state_dict())
+    _, others, state = from_torch(twin)
+    assert all(torch.equal(others[0][str(k)], one) for k, one in enumerate(theirs))
+    assert {int(one.step) for one in state.leaves[0].values()} == {0, 1}
+    ours.load_state_dict(twin.state_dict())
+    _run(ours, params, 2, 4)
+    _run(again, theirs, 2, 4)
+    assert_same_tensors(params, theirs)
+
+
 def test_a_name_that_is_none_of_those_is_refused_wherever_it_is_set() -> None:
     optimizer = muon()
     for bad in ("other", ""):

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from functional_optim import (
+    DistributedOptimizer,
     NoState,
     Optimizer,
     Rule,
+    TorchOptimizer,
     as_functional_optim,
     chain,
     clip_by_value,
@@ -177,6 +179,18 @@ def test_a_factory_has_to_be_callable() -> None:
     with pytest.raises(TypeError, match="callable"):
         register_functional_optim("x", sgd())  # type: ignore[arg-type]  # that is the test
     assert "x" not in functional_optim_map
+
+
+def test_a_factory_has_to_return_an_optimizer() -> None:
+    params = {"w": torch.nn.Parameter(torch.ones(2))}
+    register_functional_optim("a number", lambda: 3)
+    register_functional_optim("an instance", lambda: TorchOptimizer(list(params.values()), sgd()))
+    for key in ("a number", "an instance"):
+        told = f"the factory of '{key}' must return an Optimizer"
+        with pytest.raises(TypeError, match=told):
+            as_functional_optim(key)
+        with pytest.raises(TypeError, match=told):
+            DistributedOptimizer.over_threads(key, params, {"w": "a"})
 
 
 def test_names_and_other_hashable_keys_hand_their_arguments_on() -> None:

@@ -219,6 +219,40 @@ def test_a_chain_that_torch_does_not_know_for_a_class_of_one_s_own() -> None:
     assert_same_tensors([params["w"]], [param])
 
 
+class Renamed(torch.optim.Optimizer):
+    """SGD whose options have names of its own."""
+
+    def __init__(self, params: Any, rate: float = 0.1, friction: float = 0.1) -> None:
+        super().__init__(params, {"rate": rate, "friction": friction})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                buffer = self.state[param].get("momentum_buffer", torch.zeros_like(param))
+                buffer = buffer * (1 - group["friction"]) + param.grad
+                self.state[param]["momentum_buffer"] = buffer
+                param.add_(buffer, alpha=-group["rate"])
+
+
+def test_options_with_other_names_are_written_if_they_give_this_chain() -> None:
+    register_functional_optim(
+        Renamed, lambda rate=0.1, friction=0.1: sgd(rate, momentum=1 - friction)
+    )
+    optimizer, params = sgd(0.3, momentum=0.5), {"w": one()}
+    params, state = optimizer.update(params, {"w": one()}, optimizer.init(params))
+    given = {"rate": 0.3, "friction": 0.5}
+    live = Renamed([torch.nn.Parameter(params["w"].clone())])
+    live.load_state_dict(to_torch_state_dict(optimizer, params, state, Renamed, options=given))
+    run(live, 7)
+    (param,) = live.param_groups[0]["params"]
+    params, _ = optimizer.update(params, {"w": param.grad}, state)
+    assert_same_tensors([params["w"]], [param])
+    for wrong in ({**given, "rate": 0.1}, {"rate": 0.3}):
+        with pytest.raises(ValueError, match=r"no lr, .*momentum"):
+            to_torch_state_dict(optimizer, params, state, Renamed, options=wrong)
+
+
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_a_stored_chain_says_as_the_plain_one_how_weight_decays(decoupled: bool) -> None:
     plain = adam(weight_decay=0.1, decoupled_weight_decay=decoupled)

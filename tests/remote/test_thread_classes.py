@@ -1,5 +1,7 @@
 """DistributedOptimizer over threads: any class, failures, refusals, and counters."""
 
+import copy
+import pickle
 import threading
 from typing import Any
 
@@ -126,6 +128,52 @@ def test_counters() -> None:
         "ps0": (2, 0, at_ps0),
         "ps1": (2, 0, at_ps1),
     }
+    optimizer.close()
+
+
+class Counting(torch.optim.Optimizer):
+    """Optimizer class that counts its steps in its groups, under an option."""
+
+    def __init__(self, params: Any, lr: float = 0.5) -> None:
+        super().__init__(params, {"lr": lr, "count": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["count"] += 1
+            for param in filter(lambda one: one.grad is not None, group["params"]):
+                param.sub_(param.grad, alpha=group["lr"] / group["count"])
+
+
+@pytest.mark.filterwarnings("ignore:.*no functional equivalent")
+def test_what_a_class_writes_into_its_groups_is_saved() -> None:
+    """A resumed run counts on from the counts of the workers, with another placement too."""
+    params, theirs = parameters(), parameters()
+    single, optimizer = Counting(theirs.values()), over_threads(Counting, params, placement(2))
+    for step in range(6):
+        if step == 2:
+            optimizer.param_groups[0]["lr"] = single.param_groups[0]["lr"] = 0.25
+        if step in (3, 4):
+            saved = optimizer.state_dict()
+            assert saved["param_groups"][0]["count"] == step
+            optimizer.close()
+            optimizer = over_threads(Counting, params, placement(step - 2), lr=9.0)
+            optimizer.load_state_dict(saved)
+        grads = gradients(step)
+        optimizer.step(grads)
+        for name, param in theirs.items():
+            param.grad = grads.get(name)
+        single.step()
+        assert_same(params, theirs)
+    optimizer.close()
+
+
+def test_a_copy_is_refused() -> None:
+    """The state is on the workers, so a copy would have none."""
+    optimizer = over_threads(sgd, parameters(), placement(2), lr=0.1)
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="its state is on its workers"):
+            make(optimizer)
     optimizer.close()
 
 

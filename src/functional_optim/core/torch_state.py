@@ -147,7 +147,7 @@ def from_entries(
     """Return a leaf state with the tensors of ``entries``: the inverse of :func:`to_entries`.
 
     A parameter without entries has the state of ``init``. If no coefficient depends on the step,
-    and there is no count (SGD), a parameter with a buffer counts as stepped once.
+    and the count is 0 or missing (SGD, Muon), a parameter with a buffer counts as stepped once.
 
     Args:
         stages: of the chain.
@@ -330,7 +330,8 @@ def _steps_of_uncounted(
         }
     if not filled:
         return 0
-    if count is None and not _depends_on_step(stages, hypers):
+    # A class that does not count steps keeps the count 0 of a state dict that it has loaded.
+    if not _depends_on_step(stages, hypers):
         return 1
     raise ValueError(
         f"the state of {name!r} was stepped ({', '.join(sorted(filled))} is not what it starts "

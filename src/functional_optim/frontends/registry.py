@@ -1,6 +1,7 @@
 """Registry of functional equivalents of torch.optim classes, and of any other keys."""
 
-from collections.abc import Callable, Hashable, Mapping
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast, overload
 
@@ -10,8 +11,11 @@ from functional_optim import algorithms
 from functional_optim.algorithms.lbfgs import lbfgs
 from functional_optim.core.closure_optimizer import ClosureOptimizer, refuse_closure
 from functional_optim.core.format import format_value
+from functional_optim.core.hyper import hash_key
+from functional_optim.core.stage import Stage
 from functional_optim.frontends.torch_arguments import (
     factory_arguments,
+    is_open,
     is_optimizer_class,
     require_arguments,
 )
@@ -121,7 +125,7 @@ def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         ValueError: ``cls`` is not registered, a value is out of bounds, or the chain is declared
             pointwise and is not.
-        TypeError: an argument that the class does not have.
+        TypeError: an argument that the class does not have, or a factory that returns no optimizer.
 
     Example::
 
@@ -147,7 +151,34 @@ def call_factory(
     optimizer = factory(*positional, **named)
     if isinstance(optimizer, Optimizer):
         require_pointwise(optimizer)
+    elif not isinstance(optimizer, ClosureOptimizer):
+        raise TypeError(
+            f"the factory of {_key_name(key)} must return an Optimizer, such as sgd(lr=0.1), got "
+            f"{format_value(optimizer)}"
+        )
     return optimizer
+
+
+def has_equivalent(
+    cls: type, options: Mapping[str, Any], stages: Sequence[Stage], hypers: Sequence[Any]
+) -> bool:
+    """Return True if a class is registered, and its equivalent with these options is this chain.
+
+    Args:
+        options: of a parameter group of the class. Options that are no arguments are ignored.
+        stages, hypers: of the chain.
+    """
+    if cls not in _REGISTERED:
+        return False
+    arguments = options if is_open(cls) else inspect.signature(cls).parameters
+    own = {key: options[key] for key in options if key in arguments}
+    try:
+        made = call_factory(_REGISTERED[cls], cls, (), own)
+    except (TypeError, ValueError):
+        return False
+    links = made.links if isinstance(made, Optimizer) else ()
+    found = tuple([link.stage for link in links]), tuple([link.hyper for link in links])
+    return found[0] == tuple(stages) and hash_key(found[1]) == hash_key(tuple(hypers))
 
 
 def factory_of(key: Any) -> Factory:

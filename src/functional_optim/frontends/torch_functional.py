@@ -57,7 +57,7 @@ class TorchFunctional:
         if params:
             module = optimizer.script(params).module
         else:
-            module = ScriptedOptimizer([optimizer.links], [], [], [], [], State([])).module
+            module = ScriptedOptimizer(optimizer, [], [], [], [], [], State([])).module
             module.step_param = _step_any_param(optimizer)
         module.param_group = {"params": params, **optimizer.hyper}
         return module

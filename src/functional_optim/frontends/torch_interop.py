@@ -24,6 +24,7 @@ from functional_optim.frontends.registry import (
     as_functional_optim,
     factory_of,
     functional_optim_map,
+    has_equivalent,
 )
 from functional_optim.frontends.torch_arguments import (
     EXECUTION_OPTIONS,
@@ -59,9 +60,9 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
 
     Raises:
         TypeError: the class stands for an optimizer with parts or shared scalars.
-        ValueError: the class is not registered, groups need different chains, the state does not
-            fit, or there is no step count. The step count may be in the state of each parameter, or
-            in the groups, under "step".
+        ValueError: the class is not registered, groups need different chains, an option that the
+            constructor lacks was changed, the state does not fit, or there is no step count. The
+            step count may be in the state of each parameter, or in the groups, under "step".
 
     Example::
 
@@ -120,8 +121,19 @@ def _group_arguments(
     """Return the options of a group that are arguments of the class, without EXECUTION_OPTIONS.
 
     If the class takes ``**kwargs``, return all options in its defaults: the factory checks them.
+
+    Raises:
+        ValueError: an option was changed that is no argument of the class.
     """
     arguments = defaults if is_open(cls) else inspect.signature(cls).parameters
+    fixed = [key for key in defaults if key not in {*arguments, *EXECUTION_OPTIONS, "step"}]
+    for key in fixed:
+        if key in group and hash_key(group[key]) != hash_key(defaults[key]):
+            raise ValueError(
+                f"a parameter group has {key}={group[key]!r}, but {cls.__name__} has no argument "
+                f"{key!r}, so its functional equivalent always has {defaults[key]!r}: set it back, "
+                "or register a class and a factory that take it"
+            )
     return {
         # A copy: a scheduler of the instance may write to its tensor.
         key: value.clone() if isinstance(value, Tensor) else value
@@ -183,8 +195,10 @@ def to_torch_state_dict(
         state: their state.
         cls: the class that will load the state dict. By default the class of torch.optim with this
             chain, or else the registered class.
-        options: options of ``cls`` with other names than here, or that are no hyper-parameters here
-            (``{"weight_decay_type": "direct"}``). They are added to each group.
+        options: options of ``cls`` that are no hyper-parameters here
+            (``{"weight_decay_type": "direct"}``), or that have other names there. They are added to
+            each group. If names differ, the equivalent of ``cls`` with these options must be this
+            chain.
 
     Returns:
         ``{"state": ..., "param_groups": ...}``. It has the tensors of ``state``, not copies, like
@@ -223,11 +237,15 @@ def to_torch_state_dict(
     number = 0
     for index, paths in enumerate(_grouped_paths(optimizer, params)):
         shapes = {path: tuple(states[path][0].shape) for path in paths} or {(index,): ()}
-        named = _group_options(optimizer, shapes, options or {})
+        hypers = _common_hypers(optimizer, shapes)
+        named = {**links_values(tuple(map(Link, optimizer.stages, hypers))), **(options or {})}
         if DECOUPLED in probe.defaults:  # here it follows from the stages
             named.setdefault(DECOUPLED, decouples(optimizer.stages))
-        named = _known_options(cls, probe.defaults, named)
-        groups.append({**probe.defaults, **named, "params": []})
+        own = {key: named[key] for key in named if key in probe.defaults}
+        # A registered factory may give other names to the options of its class.
+        if not (options and has_equivalent(cls, own, optimizer.stages, hypers)):
+            own = _known_options(cls, probe.defaults, named)
+        groups.append({**probe.defaults, **own, "params": []})
         for path in paths:
             made = _torch_entries(optimizer, path, *states[path], form)
             if made:
@@ -294,10 +312,8 @@ def _states_by_path(
     return pairs
 
 
-def _group_options(
-    optimizer: Optimizer, shapes: Mapping[Path, tuple[int, ...]], options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the hyper-parameters of one group by name, with the options of the class."""
+def _common_hypers(optimizer: Optimizer, shapes: Mapping[Path, tuple[int, ...]]) -> tuple[Any, ...]:
+    """Return the hyper-parameters of each stage, which all parameters of a group have."""
     found: list[tuple[Any, ...]] = []
     for path, shape in shapes.items():
         hypers = optimizer.hypers_at(path, shape)
@@ -308,8 +324,7 @@ def _group_options(
             "hyper-parameters differ inside one group of parameters; give params as a tuple of "
             "dicts, one for each of torch's parameter groups"
         )
-    named = links_values(tuple(map(Link, optimizer.stages, found[0])))
-    return {**named, **options}
+    return found[0]
 
 
 def _refuse_schedules(optimizer: Optimizer) -> None:

@@ -20,7 +20,12 @@ from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.signature import Numbers, Signature
 from functional_optim.kernels.trace import Tracer, trace_with
-from functional_optim.kernels.validate import Validated, call_node, validate
+from functional_optim.kernels.validate import (
+    MAY_RETURN_ARGUMENT,
+    Validated,
+    call_node,
+    validate,
+)
 from functional_optim.numeric import number
 
 _METADATA = frozenset(
@@ -134,8 +139,14 @@ class ShapedTracer(Tracer):
         return value
 
     def record(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Record a call of a function of :mod:`functional_optim.numeric`."""
-        return self.create_proxy("call_function", function, args, {})
+        """Record a call of a function that branches on a number.
+
+        For some numbers, the function may return one of its arguments.
+        """
+        made = self.create_proxy("call_function", function, args, {})
+        if isinstance(made, ShapedProxy):
+            made.node.meta[MAY_RETURN_ARGUMENT] = True
+        return made
 
     def _takes_numbers(self, node: fx.Node) -> bool:
         """Return True if a node depends on the leaf through numbers only."""

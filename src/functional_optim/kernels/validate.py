@@ -21,6 +21,9 @@ EXAMPLE_ELEMENTS = 512
 WHOLE = 24
 """Default number of trial numbers."""
 
+MAY_RETURN_ARGUMENT = "may_return_argument"
+"""Key in the ``meta`` of a node whose result may be one of its arguments in some steps."""
+
 
 class Validated(NamedTuple):
     """Values of a graph in an example."""
@@ -85,6 +88,8 @@ def validate(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) 
 def last_uses(trace: Trace, root: dict[fx.Node, fx.Node]) -> dict[fx.Node, int]:
     """Return the index of the operation that reads or computes each value, or a view of it, last.
 
+    If a result may be an argument, the argument is read as long as the result.
+
     Args:
         root: for each node, the node that owns its memory.
 
@@ -98,6 +103,10 @@ def last_uses(trace: Trace, root: dict[fx.Node, fx.Node]) -> dict[fx.Node, int]:
             last[root[source]] = place
     for node, _ in trace.results:
         last[root[node]] = len(nodes)
+    for node in reversed(nodes):
+        if MAY_RETURN_ARGUMENT in node.meta:
+            for source in node.all_input_nodes:
+                last[root[source]] = max(last[root[source]], last[root[node]])
     return last
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.aliasing import clone_aliased
-from functional_optim.core.chain import Chain, require_one_dense_chain
+from functional_optim.core.chain import Chain, require_one_dense_chain, with_hyper
 from functional_optim.core.checks import (
     check_count,
     check_grad,
@@ -20,12 +20,14 @@ from functional_optim.core.dynamo import disable_compile, disable_compile_of_cla
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import is_measured
-from functional_optim.core.links import Links, replace_values
+from functional_optim.core.links import Links
 from functional_optim.core.local_shards import check_no_dtensor
 from functional_optim.core.lock import StepLock, with_lock
+from functional_optim.core.overrides import shape_of
+from functional_optim.core.selectors import Shape
 from functional_optim.core.stage import Link
 from functional_optim.core.state import LeafState, State, map_state, state_tensors
-from functional_optim.core.tree import leaf_states, path_name
+from functional_optim.core.tree import Path, leaf_states, path_name
 from functional_optim.core.views import has_other_strides, real_view
 from functional_optim.kernels import ReferenceExecutor
 from functional_optim.optimizer.torchscript import compile_program, run_unfused
@@ -61,7 +63,8 @@ class ScriptedOptimizer:
 
     def __init__(
         self,
-        groups: Sequence[Links],
+        optimizer: Chain,
+        firsts: Sequence[tuple[Path, Shape]],
         group_of: Sequence[int],
         params: Sequence[Tensor],
         states: Sequence[LeafState],
@@ -73,7 +76,10 @@ class ScriptedOptimizer:
         """The parameters. ``step`` takes gradients in the same order."""
         self.state = state
         """The state, which steps change in place."""
-        self._groups = list(groups)
+        self._optimizer = optimizer
+        self._firsts = firsts
+        """The path and shape of the first parameter of each group. Groups differ in overrides."""
+        self._groups = self._groups_of(optimizer)
         self._group_of = list(group_of)
         self._states = list(states)
         self._names = list(names)
@@ -81,7 +87,7 @@ class ScriptedOptimizer:
         self._written = [*self.params, *states_of]
         self._on_cuda = [param for param in self.params if param.is_cuda][:1]
         self._index = {id(param): i for i, param in enumerate(self.params)}
-        self._stages = tuple(link.stage for link in self._groups[0])
+        self._stages = tuple(optimizer.stages)
         self._as_gradient = any(stage.as_gradient for stage in self._stages)
         self._check_plain(self._groups)
         fields = [
@@ -150,28 +156,34 @@ class ScriptedOptimizer:
 
     @with_lock
     def set_hyper(self, **hyper: Any) -> None:
-        """Change hyper-parameters, by name, from the next step on.
+        """Change hyper-parameters, by name, from the next step on. Overrides keep their values.
 
         Raises:
             TypeError: a name that the chain does not have, or a value that is not a number.
             ValueError: a value out of bounds, or an option that needs other state.
         """
-        groups = [replace_values(links, hyper) for links in self._groups]
+        optimizer = with_hyper(self._optimizer, hyper)
+        groups = self._groups_of(optimizer)
         self._check_plain(groups)
         for param, state, group, name in zip(
             self.params, self._states, self._group_of, self._names, strict=True
         ):
             hypers = [link.hyper for link in groups[group]]
             check_leaf_state(self._stages, hypers, param, state, name)
-        self._groups = groups
+        self._optimizer, self._groups = optimizer, groups
         self.module.set_hypers(*self._hypers())
 
     def explain(self) -> str:
         """Return how the program steps its parameters."""
         return "one TorchScript program, with new memory for each operation"
 
+    def _groups_of(self, optimizer: Chain) -> list[Links]:
+        hypers = [optimizer.hypers_at(path, shape) for path, shape in self._firsts]
+        return [tuple(map(Link, optimizer.stages, one)) for one in hypers]
+
     def _hypers(self) -> list[list[Any]]:
-        return [[links[i].hyper for links in self._groups] for i in range(len(self._stages))]
+        every = [[links[i].hyper for links in self._groups] for i in range(len(self._stages))]
+        return [[hyper or () for hyper in one] for one in every]  # a program has no empty record
 
     @staticmethod
     def _check_plain(groups: Sequence[Links]) -> None:
@@ -220,9 +232,16 @@ def build_scripted(optimizer: Chain, params: Any, state: State | None) -> Script
         check_leaf_state(optimizer.stages, hypers[i], leaves[i], states[i], name)
     check_writable_state({name: states[i] for i, name in zip(kept, names, strict=True)})
     detach_states(states[i] for i in kept)
-    shared = list({id(hypers[i]): hypers[i] for i in kept}.values())
-    groups = [tuple(map(Link, optimizer.stages, one)) for one in shared]
-    of_leaf = [[one is hypers[i] for one in shared].index(True) for i in kept]
+    firsts: dict[int, int] = {}
+    for i in kept:
+        firsts.setdefault(id(hypers[i]), i)
+    numbers = {key: number for number, key in enumerate(firsts)}
     return ScriptedOptimizer(
-        groups, of_leaf, [leaves[i] for i in kept], [states[i] for i in kept], names, state
+        optimizer,
+        [(paths[i], shape_of(leaves[i])) for i in firsts.values()],
+        [numbers[id(hypers[i])] for i in kept],
+        [leaves[i] for i in kept],
+        [states[i] for i in kept],
+        names,
+        state,
     )

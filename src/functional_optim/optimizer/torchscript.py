@@ -29,6 +29,7 @@ from functional_optim.core.views import real_view
 from functional_optim.kernels.cache import MAX_ENTRIES, compile_lock
 from functional_optim.kernels.errors import UnscriptableError
 from functional_optim.kernels.free_variables import free_variables_of, function_of
+from functional_optim.optimizer.empty_records import without_empty_records
 
 _WAY_OUT = "or step this chain by update_ or bind, which need no TorchScript"
 
@@ -284,11 +285,11 @@ def _module(stages: tuple[Stage, ...]) -> ModuleType:
     names: dict[str, Any] = {"torch": torch, "Tensor": Tensor, "real_view": real_view}
     names |= {name: getattr(typing, name) for name in ("List", "Dict", "Tuple", "Optional")}
     for i, stage in enumerate(stages):
-        names[f"apply_{i}"] = function_of(stage)
+        functions, convert = without_empty_records([function_of(stage), stage.coefficients])
+        names[f"apply_{i}"], names[f"coefficients_{i}"] = functions
         names[f"State_{i}"] = stage.state if stage.stateful else NoState
-        names[f"Coefficients_{i}"] = _annotations(stage, function_of(stage), 4)[3]
-        names[f"Hyper_{i}"] = stage.hyper
-        names[f"coefficients_{i}"] = stage.coefficients
+        names[f"Coefficients_{i}"] = convert(_annotations(stage, function_of(stage), 4)[3])
+        names[f"Hyper_{i}"] = convert(stage.hyper)
         _rename_in_main(names[f"State_{i}"], names[f"Coefficients_{i}"], stage.hyper)
         if isinstance(stage, Transform) and stage.measure is not None:
             names[f"measure_{i}"] = stage.measure

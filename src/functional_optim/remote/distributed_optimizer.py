@@ -13,6 +13,7 @@ from functional_optim.engine.recipes import OpaqueRecipe, Recipe, resolve_recipe
 from functional_optim.remote.chain_groups import ChainGroups
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import gather_results
+from functional_optim.remote.not_copied import NotCopied
 from functional_optim.remote.placement import PlacedGroup, Placement, place_params, place_rrefs
 from functional_optim.remote.ray_transport import RayTransport, resolve_transport
 from functional_optim.remote.snapshot import Snapshot, build_snapshot
@@ -24,7 +25,7 @@ from functional_optim.remote.transport import START_SECONDS, Transport
 from functional_optim.remote.workers import Gradients, Workers
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(NotCopied, torch.optim.Optimizer):
     """torch's ``DistributedOptimizer``: one optimizer on each worker, over its parameters.
 
     A step sends each worker the gradients of its parameters. All workers step at the same time:
@@ -367,7 +368,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         chosen, groups = self._workers.select(workers), self._chain_groups.groups
         with self._send_lock:
             parts = self._workers.state_dicts(self.param_groups, chosen)
-            return merge_state_dicts(parts, self._workers.worker_groups, groups, self.param_groups)
+            of = self._workers.worker_groups, groups, self.param_groups
+            return merge_state_dicts(parts, *of, opaque=not self.is_functional_optim)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state dict of :meth:`state_dict` or of the equivalent torch.optim class.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from functional_optim.engine.options import options_of
+from functional_optim.engine.options import are_unchanged, options_of
 from functional_optim.engine.states import match_params
 from functional_optim.remote.placement import PlacedGroup
 from functional_optim.remote.worker import WorkerGroup
@@ -15,17 +15,31 @@ def merge_state_dicts(
     worker_groups: Mapping[str, Sequence[WorkerGroup]],
     groups: Sequence[PlacedGroup],
     param_groups: Sequence[Mapping[str, Any]],
+    *,
+    opaque: bool,
 ) -> dict[str, Any]:
-    """Merge the state dicts of workers into one in torch's format, with the names of parameters."""
+    """Merge the state dicts of workers into one in torch's format, with the names of parameters.
+
+    Args:
+        parts: by worker; they have the current options of the caller.
+        param_groups: of the caller, with their current options.
+        opaque: True if steps are made by a class of the user, which may change its groups.
+    """
     numbers, made = _numbers(groups), list(map(options_of, param_groups))
     state: dict[int, Any] = {}
+
+    def is_changed(number: int, key: str, value: Any) -> bool:
+        return not are_unchanged((param_groups[number].get(key),), (value,))
+
     for worker, part in parts.items():
         for group, saved in zip(worker_groups[worker], part["param_groups"], strict=True):
             options = made[group.number]
             for key, value in options_of(saved).items():
                 # Some classes count steps per group. torch has one count: take the largest.
-                known = options.get(key, 0 if key == "step" else value)
-                options[key] = max(known, value) if key == "step" else known
+                if key == "step":
+                    options[key] = max(options.get(key, 0), value)
+                elif key not in options or (opaque and is_changed(group.number, key, value)):
+                    options[key] = value
             for (name, _), local in zip(group.params, saved["params"], strict=True):
                 if local in part["state"]:
                     state[numbers[name]] = part["state"][local]

@@ -2,18 +2,23 @@
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from functional_optim import (
+    Link,
+    NoState,
     Optimizer,
     ScriptedOptimizer,
     State,
+    Transform,
     adam,
     adamw,
+    cautious,
+    centralize,
     chain,
     clip_by_global_norm,
     sgd,
@@ -279,6 +284,54 @@ def test_what_set_hyper_refuses_changes_nothing() -> None:
 def test_overrides_are_groups() -> None:
     optimizer = adam(0.1).override(("t",), lr=0.3, amsgrad=True).override(("s",), betas=(0.1, 0.2))
     assert_program_alike(optimizer, SCENARIOS["float32, laid out"])
+
+
+def test_set_hyper_keeps_overrides() -> None:
+    """A changed default does not replace the value of an override, as in ``bind``."""
+    optimizer = adamw(0.1).override(("t",), lr=0.3)
+    params = {"s": noise(0, 3), "t": noise(1, 3)}
+    program, bound_params = optimizer.script(params), {k: one.clone() for k, one in params.items()}
+    bound = optimizer.bind(bound_params)
+    wanted, state = {k: one.clone() for k, one in params.items()}, optimizer.init(params)
+    for number, hyper in enumerate([{"lr": 0.5}, {"weight_decay": 0.25}, {"lr": 0.7}]):
+        optimizer = optimizer.replace(**hyper)
+        program.set_hyper(**hyper)
+        bound.set_hyper(**hyper)
+        grads = {"s": noise(10 * number, 3), "t": noise(10 * number + 1, 3)}
+        program.step([grads["s"], grads["t"]])
+        bound.step(grads)
+        wanted, state = optimizer.update(wanted, grads, state)
+        assert_same((params, program.state), (wanted, state))
+        assert_same(bound_params, wanted)
+
+
+class Nothing(NamedTuple):
+    """Hyper-parameters of a stage that has none."""
+
+
+def halve(grad: Tensor, param: Tensor, state: NoState, c: Nothing) -> tuple[Tensor, NoState]:
+    return grad * 0.5, state
+
+
+@each_value(
+    stage={
+        "centralize": centralize(),
+        "cautious": cautious(),
+        "a stage of a user": Transform(name="halve", hyper=Nothing, transform=halve)(),
+    }
+)
+def test_a_saved_stage_without_hyper_parameters_is_loaded(stage: Link) -> None:
+    """TorchScript saves a NamedTuple without fields in a form that it cannot load."""
+    optimizer = chain(stage, adam(0.1))
+    params, wanted = tensors_of(0), tensors_of(0)
+    program = optimizer.script(params)
+    loaded, state = reloaded(program), optimizer.init(wanted)
+    for number in range(1, 3):
+        loaded.step(tensors_of(number))
+        program.step(tensors_of(number))
+        optimizer.update_(wanted, tensors_of(number), state)
+    assert_same((params, program.state), (wanted, state))
+    assert_same(loaded.params, wanted)
 
 
 def test_it_goes_on_from_a_state_and_hands_it_on() -> None:

@@ -17,10 +17,14 @@ from functional_optim import (
     add_noise,
     asgd,
     chain,
+    constrain_norm,
+    lookahead,
     nadam,
     sgd,
 )
 from functional_optim.core.leaf import Leaf
+from functional_optim.core.stage import Link
+from functional_optim.core.state import state_tensors
 from functional_optim.kernels.chunks import tensors_of, why_not_pointwise
 from functional_optim.kernels.leaf_program import program_of
 from functional_optim.kernels.passes import passes_of
@@ -81,6 +85,26 @@ def test_its_program_has_torchs_bits(name: str, dtype: torch.dtype) -> None:
                 assert torch.equal(param, twin)
                 for key, value in theirs.state[twin].items():
                     assert torch.equal(ours.state[param][key].to(value.dtype), value), key
+
+
+@pytest.mark.parametrize("later", [lookahead(2), constrain_norm(1.0)], ids=["lookahead", "norm"])
+def test_a_later_stage_does_not_write_to_an_average_that_is_the_parameter(later: Link) -> None:
+    """ASGD's average is the parameter until step t0 + 2, before later stages change it."""
+    theirs = chain(asgd(0.1, t0=2), later).using(executor="reference")
+    ours = theirs.using(executor="auto")
+    params = {str(k): noise(k, *shape) for k, shape in enumerate(SHAPES)}
+    state = twin_state = theirs.init(params)
+    twins = params
+    for step in range(6):
+        grads = {name: noise(10 * step + k, *SHAPES[k]) for k, name in enumerate(params)}
+        params, state = ours.update(params, grads, state)
+        twins, twin_state = theirs.update(twins, grads, twin_state)
+        for name in params:
+            with case(step=step, shape=tuple(params[name].shape)):
+                assert torch.equal(params[name], twins[name])
+                pair = state.leaves[name].stages, twin_state.leaves[name].stages
+                for one, other in zip(*map(state_tensors, pair), strict=True):
+                    assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", RULES)
