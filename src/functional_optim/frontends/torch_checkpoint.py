@@ -1,9 +1,7 @@
 """Entries and groups of state dicts in the form of torch.optim."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from types import FrameType
 from typing import Any
 
 import torch
@@ -50,16 +48,6 @@ def torch_step(step: Tensor) -> Tensor:
     """
     wide = torch.get_default_dtype() == torch.float64 or int(step) > 2**24
     return step.to(device="cpu", dtype=torch.float64 if wide else torch.float32)
-
-
-def is_called_by(package: str) -> bool:
-    """Return True if a caller, direct or indirect, is a module of a package."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  documented
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith(package):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def checkpoint_entries(

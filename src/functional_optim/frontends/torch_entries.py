@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.callers import is_called_by
 from functional_optim.core.leaf import PLAIN, layouts_of
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState, state_tensors
@@ -25,7 +26,6 @@ from functional_optim.core.torch_state import (
 from functional_optim.frontends.torch_checkpoint import (
     checkpoint_entries,
     decay_options,
-    is_called_by,
     with_group_steps,
 )
 from functional_optim.frontends.torch_groups import FROZEN_OPTIONS

@@ -1,6 +1,5 @@
 """PostLocalSGDOptimizer: a local step on every rank, and sometimes a mean over ranks."""
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch.modules import with_own_step_hooks
-from functional_optim.engine.calls import disable_compile
+from functional_optim.engine.calls import disable_compile, is_called_by
 from functional_optim.engine.gradients import Scaling
 from functional_optim.engine.messages import format_value
 from hooks.averaging.model_averager import ModelAverager, params_in
@@ -137,7 +136,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
             RuntimeError: the hook of these parameters has another warm-up than the averager.
             ValueError, TransportError: from the averager.
         """
-        if closure is None and _is_state_init():
+        if closure is None and is_called_by(STATE_HELPERS):
             return self.optim.step()  # the learning rate and all gradients are 0
         if not self._is_checked:
             self._check_hooks()
@@ -283,13 +282,3 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
                     f"only after {warmup}; make both from one AveragingSchedule, or give both the "
                     "same number"
                 )
-
-
-def _is_state_init() -> bool:
-    """Return True if torch makes this step only to create the optimizer's state."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == STATE_HELPERS:
-            return True
-        frame = frame.f_back
-    return False
