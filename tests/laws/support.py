@@ -178,23 +178,19 @@ def require_of_runs(
 
 
 def dtypes_of(law: str, turn: int) -> list[torch.dtype]:
-    """Return the dtypes to check a law in: one by turns, or all if everything is tested.
-
-    All laws of a turn have the same dtype, because each dtype needs its own programs.
-    """
+    """Return the dtypes to check a law in: one by turns, or all if everything is tested."""
     one = LAWS[law]
     if one.complex_only or one.double_only:
         return [torch.complex64 if one.complex_only else torch.float64]
     real = [dtype for dtype in REAL_DTYPES if dtype.itemsize > 2 or not one.not_16_bit]
-    return real if EVERYTHING else [real[turn % len(real)]]
+    return real if EVERYTHING else [real[(turn + list(LAWS).index(law)) % len(real)]]
 
 
 def require_laws(name: str, number: int) -> None:
     """Check all quick laws of a chain, on a few runs of small tensors.
 
     Each law is checked on every second run of a chain, and on the other runs of the next chain. If
-    everything is tested, each law is checked on every run. A run is in one dtype. Two chains in a
-    row have the same dtypes, so that each law has each dtype with some chain.
+    everything is tested, each law is checked on every run.
     """
     subject, turn = TABLE[name].subject(), list(TABLE).index(name)
     laws = [law for law in QUICK if LAWS[law].concerns(subject)]
@@ -208,7 +204,7 @@ def require_laws(name: str, number: int) -> None:
             has_turn = EVERYTHING or is_limited or (turn + QUICK.index(law) + place) % 2 == 0
             if not has_turn or (wide and is_limited):
                 continue
-            for dtype in dtypes_of(law, turn // 2 + place):
+            for dtype in dtypes_of(law, turn):
                 with case(law=law, dtype=dtype):
                     LAWS[law].check(subject, replace(run, dtype=dtype))
 

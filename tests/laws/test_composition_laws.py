@@ -74,7 +74,7 @@ def test_wrappers_in_pairs_obey_the_laws_of_composition(wrappers: tuple[str, ...
     """Pairs of wrappers obey the laws of composition (faults 1 and 3).
 
     In particular, stages after a closed gate do not run and count no step. Each law is checked on
-    every second run, unless everything is tested. Two runs are in the same dtype.
+    every second run, unless everything is tested.
     """
     inner = list(INNER) if EVERYTHING else [list(INNER)[PAIRS.index(wrappers) % len(INNER)]]
     for name in inner:
@@ -85,7 +85,7 @@ def test_wrappers_in_pairs_obey_the_laws_of_composition(wrappers: tuple[str, ...
             for number, law in enumerate((*RELATIONS, "front-ends", "in place", "pure")):
                 if not EVERYTHING and (place + number // 2) % 2:
                     continue
-                dtype = REAL_DTYPES[place // 2 % 2]
+                dtype = REAL_DTYPES[number % 2]
                 with case(law=law, dtype=dtype):
                     LAWS[law].check(subject, replace(run, dtype=dtype))
 
