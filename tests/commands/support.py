@@ -1,9 +1,6 @@
-"""Helpers that run commands, in this process or in a new one, and make checkpoints for them."""
+"""Helpers that run commands in this process, and make checkpoints for them."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,19 +64,6 @@ def failed(code: int, *arguments: object) -> str:
     assert result.exit_code == code, result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return " ".join(result.output.split())
-
-
-def process(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a new process."""
-    return subprocess.run(
-        [sys.executable, "-m", "functional_optim", *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
 
 
 def model() -> nn.Module:

@@ -9,7 +9,7 @@ import pytest
 from functional_optim.testing import LAWS
 from tests.choices import case
 
-from .support import failed, process, run, shown
+from .support import failed, run, shown
 
 QUICK = ("--examples", 3)
 
@@ -17,8 +17,8 @@ QUICK = ("--examples", 3)
 def test_a_broken_law_is_shown_with_its_smallest_example_and_exits_with_1(own: Path) -> None:
     laws = ("--law", "pure", "--law", "same as the oracle", "--law", "in place")
     arguments = ("--oracle", "own:oracle", "--ulps", 4, *QUICK)
-    finished = process(own, "check", "own:coupled", *arguments, *laws)
-    assert finished.returncode == 1, finished.stderr
+    finished = run("check", "own:coupled", *arguments, *laws)
+    assert finished.exit_code == 1, finished.output
     assert "the law 'same as the oracle' is broken" in finished.stdout
     assert "smallest example:" in finished.stdout
     assert "param a: 1.0  (shape (), contiguous)\nstep 1:  a: 0.0" in finished.stdout

@@ -3,13 +3,15 @@
 import subprocess
 from pathlib import Path
 
+import pytest
 from click import Context, Group
 
 from functional_optim import algorithms
+from functional_optim.__main__ import main
 from functional_optim.command_line import cli
 from tests.choices import case
 
-from .support import failed, process, shown
+from .support import failed, shown
 
 COMMANDS = [
     *("bench", "check", "completion", "convert", "demo", "explain", "inspect", "list", "plan"),
@@ -57,14 +59,19 @@ def test_shells_are_told_how_to_complete(tmp_path: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True, timeout=60)
 
 
-def test_a_shell_that_asks_gets_completions(tmp_path: Path) -> None:
+def test_a_shell_that_asks_gets_completions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = {
         "_FUNCTIONAL_OPTIM_COMPLETE": "bash_complete",
         "COMP_WORDS": "functional-optim explain ada",
         "COMP_CWORD": "2",
     }
-    finished = process(tmp_path, **asked)
-    assert finished.returncode == 0, finished.stderr
-    found = [line.partition(",")[2] for line in finished.stdout.splitlines()]
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    found = [line.partition(",")[2] for line in capsys.readouterr().out.splitlines()]
     assert found == sorted(one for one in algorithms.__all__ if one.startswith("ada"))
     assert "adamw" in found

@@ -11,7 +11,7 @@ from functional_optim import TorchOptimizer, adamw, algorithms, muon
 from functional_optim.commands import bench
 from tests.choices import case
 
-from .support import failed, model, process, run, shapes, shown
+from .support import failed, model, run, shapes, shown
 
 
 def test_every_algorithm_is_listed_with_its_state() -> None:
@@ -98,7 +98,9 @@ def test_bench_outside_of_a_checkout_says_that_it_needs_one(
     assert "Clone the repository" in text
 
 
-def test_bench_hands_on_its_arguments_and_its_exit_code(own: Path) -> None:
+def test_bench_hands_on_its_arguments_and_its_exit_code(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     project = own / "checkout"
     (project / "benchmarks").mkdir(parents=True)
     (project / "inside").mkdir()
@@ -106,6 +108,6 @@ def test_bench_hands_on_its_arguments_and_its_exit_code(own: Path) -> None:
     (project / "benchmarks" / "__main__.py").write_text(
         "import os, sys\nprint(os.getcwd(), sys.argv[1:])\nsys.exit(5)\n"
     )
-    finished = process(project / "inside", "bench", "--quick", "--section", "memory")
-    assert finished.returncode == 5
-    assert finished.stdout == f"{project} ['--quick', '--section', 'memory']\n"
+    monkeypatch.chdir(project / "inside")
+    assert run("bench", "--quick", "--section", "memory").exit_code == 5
+    assert capfd.readouterr().out == f"{project} ['--quick', '--section', 'memory']\n"

@@ -4,6 +4,7 @@ A test compares the declaration with what the code accepts and refuses. Another 
 for all combinations that are declared to work.
 """
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -17,22 +18,38 @@ from functional_optim.optimizer import Optimizer
 from functional_optim.storage import PARAM_STORAGES, STATE_STORAGES, stored
 from functional_optim.testing.subject import Subject
 
+PARTS = [*itertools.product(PARAM_STORAGES, STATE_STORAGES)]
+"""Pairs of a storage of parameters and a storage of state."""
+
+
+def storage_name(param: str, state: str) -> str:
+    """Return the key of a pair in :data:`STORAGES`."""
+    named = [*([param] * (param != "float32")), *([f"state {state}"] * (state != "float32"))]
+    return ", ".join(named) or "float32"
+
+
 STORAGES: dict[str, dict[str, Any]] = {
-    "float32": {},
-    **{name: {"param": name} for name in PARAM_STORAGES if name != "float32"},
-    **{f"state {name}": {"state": name} for name in STATE_STORAGES if name != "float32"},
-    "bfloat16+kahan, state int8+stochastic": {
-        "param": "bfloat16+kahan",
-        "state": "int8+stochastic",
-        "seed": 3,
-    },
-    "bfloat16+stochastic, state bfloat16, on the CPU": {
-        "param": "bfloat16+stochastic",
-        "state": "bfloat16",
-        "state_device": "cpu",
-    },
+    storage_name(param, state): {
+        **({"param": param} if param != "float32" else {}),
+        **({"state": state} if state != "float32" else {}),
+    }
+    for param, state in PARTS
 }
-"""Arguments of ``stored`` by name: all storages of parameters and of state, and some of both."""
+"""Arguments of ``stored`` by name: all pairs of a storage of parameters and one of state."""
+STORAGES["bfloat16+kahan, state int8+stochastic"]["seed"] = 3
+STORAGES["bfloat16+stochastic, state bfloat16"]["state_device"] = "cpu"
+
+
+def storages_of(row: int) -> list[str]:
+    """Return the storages to try a chain in: each of parameters once, and each of state once.
+
+    Five chains in a row have all pairs.
+    """
+    states = [*STATE_STORAGES]
+    return [
+        storage_name(param, states[(place + row) % len(states)])
+        for place, param in enumerate(PARAM_STORAGES)
+    ]
 
 
 def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:

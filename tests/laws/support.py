@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from functional_optim.kernels import ExecutorName
+from functional_optim.storage import PARAM_STORAGES
 from functional_optim.testing import LAWS, LeafSpec, Values
 from functional_optim.testing.runs import (
     LAYOUTS,
@@ -222,10 +223,11 @@ def possible_storages(name: str, executor: ExecutorName) -> list[str]:
 def require_combination(name: str, storage: str, executor: ExecutorName, number: int) -> None:
     """Check the laws of a chain in one storage with one executor.
 
-    Of the laws of values, every second one is checked, and the others in the next storage of the
-    chain. If everything is tested, all are checked.
+    Of the laws of values, every second one is checked, and the others in the next storage of
+    parameters. If everything is tested, all are checked.
     """
-    turn = list(TABLE).index(name) + list(STORAGES).index(storage)
+    param = STORAGES[storage].get("param", "float32")
+    turn = list(TABLE).index(name) + list(PARAM_STORAGES).index(param)
     of_values = OF_VALUES if EVERYTHING else OF_VALUES[turn % 2 :: 2]
     subject = TABLE[name].subject()
     options = subject.options

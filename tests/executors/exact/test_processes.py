@@ -36,7 +36,7 @@ def test_processes_that_want_the_same_compile_it_once(folder: Path, tmp_path: Pa
     """Concurrent processes compile a loop once. A later process loads loops and their verdicts."""
     there = tmp_path / "there"
     there.mkdir()
-    compiler, log = noting_compiler(tmp_path, after=f"[ $(ls '{there}' | wc -l) -ge 2 ]")
+    compiler, log = noting_compiler(tmp_path, after=f"(set -- '{there}'/*; [ $# -ge 2 ])")
     environment = {"CXX": str(compiler), "STEPS": str(there)}
     several = [started(one, COUNT, **environment) for one in ("compiled", "auto")]
     answers = [answer(one) for one in several]

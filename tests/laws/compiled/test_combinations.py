@@ -1,5 +1,6 @@
 """Chains, storages and executors: the declared combinations are those that the code runs."""
 
+import itertools
 from typing import get_args
 
 import pytest
@@ -8,9 +9,9 @@ import torch
 from functional_optim import Optimizer
 from functional_optim.kernels import ExecutorName
 from functional_optim.kernels.passes import passes_of
-from functional_optim.storage import PARAM_STORAGES, STATE_STORAGES, stored
+from functional_optim.storage import PARAM_STORAGES, stored
 from functional_optim.testing.inputs import fed
-from tests.laws.combinations import STORAGES, why_not
+from tests.laws.combinations import STORAGES, storages_of, why_not
 
 from ...choices import EVERYTHING, case
 from ..support import TABLE, possible_storages, require_combination
@@ -33,19 +34,26 @@ def stepped(optimizer: Optimizer, storage: str, executor: ExecutorName, *, matri
 def tried(name: str, executor: ExecutorName) -> list[str]:
     """Return the storages in which an executor is tested with a chain.
 
-    Not all triples of chain, storage and executor are tested. But each pair is, if three executors
-    run the chain. An executor that compiles is tested in one storage. On the CPU, prefer_fused is
-    the same as blocked.
+    Each chain has each storage of parameters and each storage of state once, with one of the
+    executors, and each executor has each pair of storages with some chain. On the CPU, prefer_fused
+    is the same as blocked.
     """
-    storages = [] if executor == "prefer_fused" else possible_storages(name, executor)
+    possible = [] if executor == "prefer_fused" else possible_storages(name, executor)
     if EVERYTHING:
-        return storages
-    row = list(TABLE).index(name)
-    quick = [one for one in QUICK if possible_storages(name, one)]
-    if executor in quick:
-        turn = row + quick.index(executor)
-        return [one for one in storages if (list(STORAGES).index(one) + turn) % len(quick) == 0]
-    return storages[row % len(storages) :][:1] if storages else []
+        return possible
+    can = _possible(name)
+    if executor not in can:
+        return []
+    row = [other for other in TABLE if _possible(other) == can].index(name)
+    turn = row // len(PARAM_STORAGES) + list(can).index(executor)
+    chosen = possible if len(possible) == 1 else storages_of(row)
+    return [one for place, one in enumerate(chosen) if (place + turn) % len(can) == 0]
+
+
+def _possible(name: str) -> dict[ExecutorName, list[str]]:
+    """Return the storages of a chain, by executor."""
+    found = {executor: possible_storages(name, executor) for executor in QUICK}
+    return {executor: storages for executor, storages in found.items() if storages}
 
 
 def is_handed_on(said: str, executor: ExecutorName) -> bool:
@@ -57,14 +65,14 @@ def is_handed_on(said: str, executor: ExecutorName) -> bool:
 def test_what_is_declared_is_what_the_code_refuses(name: str) -> None:
     """The code refuses what is declared not to run, or hands it on to another executor.
 
-    Every third pair of storage and executor is tried with a chain, the others with the next ones.
+    An executor is tried with each chain in float32, and in one other storage by turns.
     """
     optimizer, matrices = TABLE[name].factory(), TABLE[name].matrices
     row = list(TABLE).index(name)
     for column, executor in enumerate(get_args(ExecutorName)):
-        for place, storage in enumerate(STORAGES):
-            has_turn = EVERYTHING or (row + column + place) % 3 == 0
-            if not has_turn or why_not(optimizer, storage, executor) is None:
+        turn = list(STORAGES)[(row + 5 * column) % len(STORAGES)]
+        for storage in STORAGES if EVERYTHING else dict.fromkeys(("float32", turn)):
+            if why_not(optimizer, storage, executor) is None:
                 continue
             if executor == "auto" and passes_of(optimizer.stages) is not None:
                 continue  # kernels step this chain only after its loops are compiled
@@ -77,9 +85,20 @@ def test_what_is_declared_is_what_the_code_refuses(name: str) -> None:
 
 
 def test_each_chain_is_tried_in_each_storage_that_it_can_have() -> None:
+    """Each chain has each storage of parameters and of state, and each executor has each pair."""
+    with_executor: dict[str, set[str]] = {executor: set() for executor in QUICK}
     for name in TABLE:
-        found = {storage for executor in QUICK for storage in tried(name, executor)}
-        assert found == set(possible_storages(name, "reference")), name
+        found = {executor: tried(name, executor) for executor in QUICK}
+        possible = possible_storages(name, "reference")
+        for field in ("param", "state"):
+            have, can = (
+                {STORAGES[storage].get(field, "float32") for storage in storages}
+                for storages in (itertools.chain(*found.values()), possible)
+            )
+            assert have == can, name
+        for executor in QUICK:
+            with_executor[executor] |= {*found[executor]}
+    assert all(storages == {*STORAGES} for storages in with_executor.values())
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -92,13 +111,6 @@ def test_laws(name: str) -> None:
                 said = stepped(optimizer, storage, executor, matrices=matrices)
                 assert not is_handed_on(said, executor), said
             require_combination(name, storage, executor, 1)
-
-
-def test_every_storage_is_in_some_combination() -> None:
-    params = {one.get("param", "float32") for one in STORAGES.values()}
-    assert params == set(PARAM_STORAGES)
-    assert {one.get("state", "float32") for one in STORAGES.values()} == set(STATE_STORAGES)
-    assert len(TABLE) >= len(STORAGES)  # otherwise some storage has no turn
 
 
 def test_unknown_names_are_refused() -> None:
