@@ -80,6 +80,14 @@ def statement(node: fx.Node, namespace: Namespace) -> str:
     return f"{namespace.name(target, hint)}({arguments(node, namespace)})"
 
 
+COPIES = frozenset(
+    [
+        *("bfloat16", "bool", "byte", "char", "clone", "contiguous", "double", "float"),
+        *("half", "int", "long", "short", "to", "type", "type_as"),
+    ]
+)
+"""Methods that copy their tensor, perhaps to another dtype."""
+
 OPERATORS: dict[Any, Any] = {
     operator.add: torch.add,
     operator.sub: torch.sub,

@@ -19,11 +19,11 @@ from torch import Tensor, fx
 
 from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.cache_key import CacheKey, entry, key_of, require_few_choices
 from functional_optim.kernels.chunks import slice_chunk, tensors_of, with_tensors
 from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.kernel import KernelError, KernelStep, no_op
 from functional_optim.kernels.lowering import LOWERED, LoweringMode, copy_values, is_torch_function
@@ -69,7 +69,7 @@ class InductorKernel:
         self._devices, self._backend = tuple(devices), backend
         self._captured_only = captured_only
         self.exact = "cpu" not in self._devices
-        self._rest = BlockedKernel()
+        self._rest = ForeachKernel()
         self._programs: Cache[tuple[Step, Trace] | str] = Cache()
 
     def is_for(self, chunk: Leaf) -> bool:

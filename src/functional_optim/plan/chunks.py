@@ -17,6 +17,7 @@ from functional_optim.core.stage import Stage, same_coefficients
 from functional_optim.kernels import Chunks, Leaf
 from functional_optim.kernels.chunks import (
     Table,
+    flatten_dense,
     tensors_of,
     with_tensors,
 )
@@ -248,7 +249,7 @@ class _ChunkGetter:
         """Return the leaf of a step as a chunk of memory."""
         param, grad, *rest = self._get(tensors)
         if not self._is_flat:
-            param, grad, *rest = map(_flat, (param, grad, *rest))
+            param, grad, *rest = map(flatten_dense, (param, grad, *rest))
         states: list[Any] = []
         left = iter(rest)
         for kind, fields in self._kinds:
@@ -260,10 +261,6 @@ class _ChunkGetter:
         own = tuple(states)
         numbers = made.coefficients, self._name, made.hypers, made.step
         return Leaf(param, grad, own, *numbers, entries, made.scalars)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 class WholeChunk(Chunk):
