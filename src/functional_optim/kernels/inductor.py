@@ -23,7 +23,6 @@ from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.cache_key import CacheKey, entry, key_of, require_few_choices
 from functional_optim.kernels.chunks import slice_chunk, tensors_of, with_tensors
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.kernel import KernelError, KernelStep, no_op
 from functional_optim.kernels.lowering import LOWERED, LoweringMode, copy_values, is_torch_function
@@ -69,7 +68,6 @@ class InductorKernel:
         self._devices, self._backend = tuple(devices), backend
         self._captured_only = captured_only
         self.exact = "cpu" not in self._devices
-        self._rest = ForeachKernel()
         self._programs: Cache[tuple[Step, Trace] | str] = Cache()
 
     def is_for(self, chunk: Leaf) -> bool:
@@ -87,16 +85,10 @@ class InductorKernel:
             return found
         count, block_size = chunk.param.numel(), block_size_of(stages)
         whole = count - count % block_size
-        rest: KernelStep | str = no_op
+        rest: KernelStep = no_op
         if whole < count:  # the last block is not full
             last = with_tensors(chunk, slice_chunk(tensors_of(chunk), block_size, whole, count))
-            last = last._replace(entries=None)
-            if chunk.scalars is Scalars.DEVICE:
-                rest = partial(ReferenceExecutor().update_, stages, [last])
-            else:
-                rest = self._rest.bind(stages, last)
-        if isinstance(rest, str):
-            return rest
+            rest = partial(ReferenceExecutor().update_, stages, [last])
         return partial(_step, chunk, found, (whole, block_size), rest)
 
     def _find(self, stages: Sequence[Stage], chunk: Leaf) -> str | _Found:

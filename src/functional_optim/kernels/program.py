@@ -158,8 +158,7 @@ class _Writer:
         target: Any = node.target
         args = node.args
         if node.op == "call_method":
-            # Tensor.where takes its arguments in another order than torch.where.
-            return (None if target == "where" else getattr(torch, str(target), None)), args
+            return getattr(torch, str(target), None), args
         if target in (operator.matmul, torch.matmul):
             sizes = [self.values[one].dim() if self._is_tensor(one) else 0 for one in args]  # type: ignore[index]  # a node
             products: Any = {2: torch.mm, 3: torch.bmm}
@@ -185,19 +184,16 @@ class _Writer:
         """Return an operation without ``out=`` as an in-place method of its destination."""
         method = node.target if node.op == "call_method" else None
         if method in COPIES or node.target is torch.clone:
-            if not self._can_copy(node, node.args[0]):
+            source: Any = node.args[0]
+            made, given = self.values[node], self.values.get(source)
+            if not isinstance(given, Tensor) or given.device != made.device:
                 return None
-            return f"{self._destination(node)}.copy_({self._text(node.args[0])})"
+            if given.shape != made.shape:
+                return None
+            return f"{self._destination(node)}.copy_({source.name})"
         if node.target is torch.fill and len(node.args) == 2:
             return f"{self._destination(node)}.fill_({self._text(node.args[1])})"
         return None
-
-    def _can_copy(self, node: fx.Node, source: Any) -> bool:
-        """Return True if a value and its source have the same shape and device."""
-        if not self._is_tensor(source):
-            return False
-        made, given = self.values[node], self.values[source]
-        return bool(made.shape == given.shape and made.device == given.device)
 
     def _destination(self, node: fx.Node, *, elementwise: bool = True) -> str:
         """Return the name of the memory that an operation writes to.
