@@ -86,12 +86,10 @@ def _bind(
         )
     except UntraceableError as error:
         return str(error)
-    program, compute_scalars, most = found
+    program, compute_scalars, cut = found
     if columns is None:
         columns = [[one] for one in tensors]
-    return partial(
-        _step, program, compute_scalars, numbers, cut_lists(columns, block_size_of(stages), most)
-    )
+    return partial(_step, program, compute_scalars, numbers, cut(columns))
 
 
 def _step(
@@ -114,8 +112,8 @@ def _program(
     key: CacheKey,
     numbers: Numbers,
     tensors: Sequence[Tensor],
-) -> tuple[ListProgram, Callable[..., Any], int]:
-    """Return a program, the function that computes its scalars, and the elements of a piece.
+) -> tuple[ListProgram, Callable[..., Any], Callable[..., Any]]:
+    """Return a program, and the functions that compute its scalars and cut lists of leaves.
 
     Raises:
         UntraceableError: the chain cannot be written as a program.
@@ -132,7 +130,7 @@ def _program(
 
     want = (stages, key.classes, key.shape, key.dtypes, device.type)
     program = _PROGRAMS.get_or_make(want, make)
-    if program.is_one_call:  # no result is read from the cache
-        return program, traced.compute_scalars, sys.maxsize
     most = piece_elements(block_size, device.type, small=program.temporaries > FEW)
-    return program, traced.compute_scalars, most
+    if program.is_one_call:  # no result is read from the cache
+        most = sys.maxsize
+    return program, traced.compute_scalars, partial(cut_lists, block_size=block_size, most=most)
