@@ -2,9 +2,10 @@
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from functional_optim.kernels import blocked_kernel
+from functional_optim.kernels import foreach
 from functional_optim.kernels.exact import kernel
 from functional_optim.native import cache
 from functional_optim.plan import StepPlan
@@ -22,7 +23,7 @@ NUMBER = 8
 
 MAKERS: tuple[tuple[Any, str], ...] = (
     (kernel, "_made"),
-    (blocked_kernel, "block_program"),
+    (foreach, "list_program"),
     (cache, "library"),
     (torch, "compile"),
     (torch.jit, "script"),
@@ -51,12 +52,23 @@ def made_by(*steps: Callable[[], object]) -> Made:
         stack.enter_context(_counted(StepPlan, "__init__", partial(plans.append, None)))
         for owner, name in MAKERS:
             stack.enter_context(_counted(owner, name, partial(programs.append, name)))
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-            for step in steps:
-                step()
-    events = seen.profiler.kineto_results.events()  # type: ignore[union-attr]  # it has ended
-    sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
+        sizes = _allocations(steps)
     return Made(len(plans), programs, max([NUMBER, *sizes]))
+
+
+def peak_of(step: Callable[[], object]) -> int:
+    """Return the largest number of bytes of torch on the CPU that a step allocates at a time."""
+    return max([0, *accumulate(_allocations([step]))])
+
+
+def _allocations(steps: Iterable[Callable[[], object]]) -> list[int]:
+    """Return the bytes of each allocation that steps make, in order; negative where they free."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        for step in steps:
+            step()
+    events = seen.profiler.kineto_results.events()  # type: ignore[union-attr]  # it has ended
+    events = [event for event in events if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
 
 
 def every_call_of(step: Callable[[], object]) -> int:

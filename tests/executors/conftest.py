@@ -9,8 +9,8 @@ import pytest
 
 import functional_optim
 from functional_optim.kernels import EXECUTORS, KernelExecutor, chunks
-from functional_optim.kernels.blocked_kernel import BLOCK_VARIABLE
 from functional_optim.kernels.inductor import InductorKernel
+from functional_optim.kernels.pieces import PIECE_VARIABLE
 from functional_optim.plan import tree_steps
 from functional_optim.plan.guard import mask_of
 from functional_optim.plan.plain_steps import PlainSteps
@@ -20,10 +20,10 @@ HOME = str(Path(functional_optim.__file__).parent)
 
 @pytest.fixture
 def near_borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower the sizes of chunks, blocks, and loops, so that small tests reach them."""
+    """Lower the sizes of chunks, pieces, and loops, so that small tests reach them."""
     monkeypatch.setattr(chunks, "LARGE", 512)
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 512)
-    monkeypatch.setenv(BLOCK_VARIABLE, "256")
+    monkeypatch.setenv(PIECE_VARIABLE, "256")
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ from functional_optim import (
     chain,
     clip_by_global_norm,
     clip_by_value,
+    lamb,
     lion,
     qhm,
     sgd,
     stored,
     weight_decay,
 )
-from functional_optim.kernels import blocked_kernel
+from functional_optim.kernels import leaf_program
 
 from ..choices import case
 from .bound_tree import full, parameters
@@ -106,15 +107,15 @@ def test_memory_that_other_optimizers_use_again_is_not_captured(
     def used(*_: Any) -> Any:
         raise AssertionError("scratch of the thread")
 
-    monkeypatch.setattr(blocked_kernel, "scratch", used)
+    monkeypatch.setattr(leaf_program, "scratch", used)
     params = {"apart": noise(1, 6, 5)[::2], "flat": noise(2, 4)}
     grads = {"apart": noise(3, 5, 3).t(), "flat": noise(4, 4)}
     optimizer = chain(clip_by_global_norm(1.0), adamw(0.1)).using(executor="compiled")
     bound = optimizer.bind(params, capturable=True)
     recorded(bound, grads)
-    large, in_blocks = noise(1, 300, 300), optimizer.using(executor="blocked")
+    param, whole = noise(1, 30, 30), lamb(0.1).using(executor="blocked")
     with pytest.raises(AssertionError, match="scratch of the thread"):
-        in_blocks.update_(large, large.clone(), in_blocks.init(large))
+        whole.update_(param, param.clone(), whole.init(param))
 
 
 def test_numbers_in_tensors_of_a_tuple_are_not_compiled_elsewhere() -> None:

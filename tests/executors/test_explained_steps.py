@@ -23,7 +23,6 @@ from functional_optim import (
     sgd,
     with_shape,
 )
-from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.exact.program import LoopProgram
 from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.leaf_program import LeafProgram
@@ -54,7 +53,7 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
 }
 RAN: dict[str, tuple[Any, str]] = {
     "exact": (LoopProgram, "bound"),
-    "blocked": (BlockedKernel, "bind"),
+    "blocked": (ForeachKernel, "bind"),
     "foreach": (ForeachKernel, "bind_lists"),
     "reference": (ReferenceExecutor, "update_"),
     "one by one": (LeafProgram, "arguments"),

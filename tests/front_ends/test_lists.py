@@ -21,7 +21,6 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.kernels import EXECUTORS, KernelExecutor, register_executor
-from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.foreach import ForeachKernel
 from tests.choices import case
 
@@ -45,7 +44,7 @@ class Noting(ForeachKernel):
     """Kernel that records the number of leaves in each list."""
 
     def __init__(self) -> None:
-        super().__init__(on_cpu=True)
+        super().__init__()
         self.lengths: list[int] = []
 
     def bind_lists(self, stages: Any, like: Any, columns: Any) -> Any:
@@ -56,7 +55,7 @@ class Noting(ForeachKernel):
 @pytest.fixture
 def kernel() -> Iterator[Noting]:
     made = Noting()
-    register_executor("by lists", KernelExecutor(BlockedKernel(), listings=[made]))
+    register_executor("by lists", KernelExecutor(ForeachKernel(), listings=[made]))
     yield made
     del EXECUTORS["by lists"]
 

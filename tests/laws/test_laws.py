@@ -9,7 +9,7 @@ import torch
 
 import functional_optim
 from functional_optim import Link, algorithms, export_step, transforms
-from functional_optim.kernels.blocked_kernel import BLOCK_VARIABLE
+from functional_optim.kernels.pieces import PIECE_VARIABLE
 from functional_optim.storage import stored
 from functional_optim.testing import LAWS, check_law, check_optimizer
 from functional_optim.testing.runs import REAL_DTYPES, WIDE_SHAPE, Run, runs
@@ -22,8 +22,8 @@ from .support import COMPILED, QUICK, SLOW, TABLE, drawn, require_laws
 
 @pytest.mark.parametrize("name", TABLE)
 def test_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each algorithm obeys the quick laws, with blocks so small that small tensors have several."""
-    monkeypatch.setenv(BLOCK_VARIABLE, "64")
+    """Each algorithm obeys the quick laws, with pieces so small that small tensors have several."""
+    monkeypatch.setenv(PIECE_VARIABLE, "64")
     require_laws(name, 2)
 
 

@@ -5,6 +5,7 @@ Without a foreach operator, the operation runs tensor by tensor. Without a fused
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import repeat
 from typing import Any
 
@@ -20,6 +21,13 @@ def foreach_function(name: str) -> Callable[..., Any] | None:
     return found
 
 
+def list_function(name: str) -> Callable[..., Any] | None:
+    """Return torch's foreach function, or one that calls the method of each tensor, or None."""
+    found = foreach_function(name)
+    return found if found is not None or not hasattr(Tensor, name) else _each(name)
+
+
+@cache
 def _each(name: str) -> Callable[..., list[Tensor]]:
     """Return a function that calls the method of each tensor, with its arguments of each list."""
     method = getattr(Tensor, name)

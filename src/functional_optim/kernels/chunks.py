@@ -129,6 +129,11 @@ def flat_view(tensor: Tensor, like: Tensor) -> Tensor | None:
         return tensor.detach().view(-1)
     if _strides(tensor) != _strides(like) or not is_dense(tensor):
         return None
+    return flatten_dense(tensor)
+
+
+def flatten_dense(tensor: Tensor) -> Tensor:
+    """Return a dense tensor as a 1-D view, in the order of memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 

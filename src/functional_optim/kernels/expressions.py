@@ -80,6 +80,14 @@ def statement(node: fx.Node, namespace: Namespace) -> str:
     return f"{namespace.name(target, hint)}({arguments(node, namespace)})"
 
 
+COPIES = frozenset(
+    [
+        *("bfloat16", "bool", "byte", "char", "clone", "contiguous", "double", "float"),
+        *("half", "int", "long", "short", "to", "type", "type_as"),
+    ]
+)
+"""Methods that copy their tensor, perhaps to another dtype."""
+
 OPERATORS: dict[Any, Any] = {
     operator.add: torch.add,
     operator.sub: torch.sub,
@@ -88,31 +96,15 @@ OPERATORS: dict[Any, Any] = {
     operator.pow: torch.pow,
     operator.neg: torch.neg,
     operator.abs: torch.abs,
-    operator.gt: torch.gt,
-    operator.ge: torch.ge,
-    operator.lt: torch.lt,
-    operator.le: torch.le,
-    operator.eq: torch.eq,
-    operator.ne: torch.ne,
     operator.and_: torch.bitwise_and,
     operator.or_: torch.bitwise_or,
     operator.xor: torch.bitwise_xor,
     operator.lshift: torch.bitwise_left_shift,
     operator.rshift: torch.bitwise_right_shift,
-    operator.invert: torch.bitwise_not,
 }
-"""The torch function of each operator."""
+"""The torch functions of operators that programs run in place or with ``out=``."""
 
-REFLECTED: dict[Any, Any] = {
-    operator.add: torch.add,
-    operator.mul: torch.mul,
-    operator.gt: torch.lt,
-    operator.ge: torch.le,
-    operator.lt: torch.gt,
-    operator.le: torch.ge,
-    operator.eq: torch.eq,
-    operator.ne: torch.ne,
-}
+REFLECTED: dict[Any, Any] = {operator.add: torch.add, operator.mul: torch.mul}
 """For operators with a number on the left, the torch function of the tensor and then the number.
 
 ``torch.mul(number, tensor)`` has other bits than ``number * tensor``: for a tensor of 16-bit

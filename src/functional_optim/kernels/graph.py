@@ -30,11 +30,6 @@ class Trace:
     totals: int
     """Number of totals that ``compute_scalars`` takes."""
 
-    @property
-    def operations(self) -> int:
-        """The number of operations per element."""
-        return len([node for node in self.graph.nodes if node.op != "placeholder"])
-
 
 def split_graph(
     graph: fx.Graph,

@@ -19,7 +19,6 @@ from torch import Tensor, fx
 
 from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.cache_key import CacheKey, entry, key_of, require_few_choices
 from functional_optim.kernels.chunks import slice_chunk, tensors_of, with_tensors
@@ -69,7 +68,6 @@ class InductorKernel:
         self._devices, self._backend = tuple(devices), backend
         self._captured_only = captured_only
         self.exact = "cpu" not in self._devices
-        self._rest = BlockedKernel()
         self._programs: Cache[tuple[Step, Trace] | str] = Cache()
 
     def is_for(self, chunk: Leaf) -> bool:
@@ -87,16 +85,10 @@ class InductorKernel:
             return found
         count, block_size = chunk.param.numel(), block_size_of(stages)
         whole = count - count % block_size
-        rest: KernelStep | str = no_op
+        rest: KernelStep = no_op
         if whole < count:  # the last block is not full
             last = with_tensors(chunk, slice_chunk(tensors_of(chunk), block_size, whole, count))
-            last = last._replace(entries=None)
-            if chunk.scalars is Scalars.DEVICE:
-                rest = partial(ReferenceExecutor().update_, stages, [last])
-            else:
-                rest = self._rest.bind(stages, last)
-        if isinstance(rest, str):
-            return rest
+            rest = partial(ReferenceExecutor().update_, stages, [last])
         return partial(_step, chunk, found, (whole, block_size), rest)
 
     def _find(self, stages: Sequence[Stage], chunk: Leaf) -> str | _Found:

@@ -9,7 +9,6 @@ from torch import Tensor
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured
 from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.kernels.blocked_kernel import BLOCK_VARIABLE, block_elements
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (
     as_chunk,
@@ -34,12 +33,12 @@ from functional_optim.kernels.kernel import (
 from functional_optim.kernels.leaf_binder import LeafBinder
 from functional_optim.kernels.leaf_passes import bind_in_passes
 from functional_optim.kernels.passes import explain_passes
-from functional_optim.kernels.pieces import pieces_of
+from functional_optim.kernels.pieces import PIECE_VARIABLE, cut_chunk, piece_elements
 from functional_optim.kernels.pointwise_check import check_pointwise_stages
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.stacks import why_not_stacked
 
-_LISTS = ForeachKernel(on_cpu=True)
+_LISTS = ForeachKernel(cpu_only=True)
 """Steps small leaves on the CPU, if no compiled loop steps them."""
 
 _TESTED: Cache[None] = Cache()
@@ -132,8 +131,10 @@ class KernelExecutor(ReferenceExecutor):
     def may_list(self, stages: Sequence[Stage], tensors: Sequence[Tensor]) -> bool:
         """Return True if a leaf with these tensors, parameter first, is stepped in a list."""
         param = tensors[0]
-        if block_size_of(stages) > 1 or (param.is_cpu and is_large(param)):
+        if param.is_cpu and is_large(param):
             return False
+        if block_size_of(stages) > 1:
+            return param.is_cpu
         return len({one.shape for one in tensors}) == 1
 
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
@@ -177,14 +178,14 @@ class KernelExecutor(ReferenceExecutor):
         Raises:
             KernelError: the executor is strict, and no kernel can step a leaf.
             RuntimeError: as for :class:`ReferenceExecutor`.
-            ValueError: the environment variable for the size of blocks is not a positive number.
+            ValueError: the environment variable for the size of pieces is not a positive number.
         """
         self.require_kernels(stages, leaves)
         super().require(stages, leaves)
 
     def require_kernels(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        if BLOCK_VARIABLE in os.environ:
-            block_elements(1)
+        if PIECE_VARIABLE in os.environ:
+            piece_elements()
         for leaf in leaves if self.strict else ():
             reason = self._refusal(stages, leaf)
             if reason is not None:
@@ -215,8 +216,10 @@ class KernelExecutor(ReferenceExecutor):
         return partial(self._step_pieces, stages, chunk, totals)
 
     def _step_pieces(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
-        for piece in pieces_of(stages, chunk):
-            super().update_(stages, [piece], totals)
+        block_size = block_size_of(stages)
+        most = piece_elements(block_size, chunk.param.device.type)
+        for piece in cut_chunk(tensors_of(chunk), block_size, most):
+            super().update_(stages, [with_tensors(chunk, piece)], totals)
 
     def validate(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
         """Check once that a chain is pointwise, if no kernel has checked it.

@@ -2,20 +2,20 @@
 
 An operation becomes one call of a foreach function if a trial gives equal bits. The call is in
 place if no later operation reads its first operand. ``where`` with a mask that a scalar fills
-copies one of two lists. All other operations are comprehensions.
+copies one of two lists. All other operations are comprehensions. A name is deleted after its last
+use, so that torch reuses the memory of temporaries.
 """
 
-import builtins
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from functional_optim._torch.operators import foreach_clone, foreach_copy_, foreach_function
+from functional_optim._torch.operators import foreach_clone, foreach_copy_, list_function
 from functional_optim.core.bit_equality import same_bits
-from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.expressions import (
+    COPIES,
     OPERATORS,
     REFLECTED,
     Namespace,
@@ -24,9 +24,11 @@ from functional_optim.kernels.expressions import (
 )
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.validate import (
+    EXAMPLE_ELEMENTS,
     call_node,
     examples,
     last_uses,
+    repeat,
     trial_numbers,
     validate,
 )
@@ -36,11 +38,11 @@ _TENSORS = {
     **dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum", "lerp", "pow"), 2),
     **dict.fromkeys(("clamp_max", "clamp_min"), 2),
     **dict.fromkeys(("addcmul", "addcdiv"), 3),
+    **dict.fromkeys(("bitwise_and", "bitwise_left_shift", "bitwise_or"), 2),
+    **dict.fromkeys(("bitwise_right_shift", "bitwise_xor", "clamp", "masked_fill"), 2),
 }
-"""Operations with a foreach function, and the largest number of tensors that it takes."""
-
-_NUMBERS = frozenset({"add", "sub", "mul", "div", "pow", "clamp_max", "clamp_min"})
-"""Operations whose second argument may be a number."""
+"""Operations with an in-place form, and the largest number of tensors that a call takes. Torch has
+foreach functions for most of them."""
 
 _SCALES = frozenset({"mul", "div"})
 """Operations whose second argument may be a 0-d tensor on the same device."""
@@ -63,8 +65,10 @@ class ListProgram(NamedTuple):
     step: Any
     """``step(lists of the tensors of leaves, scalar arguments)`` steps in place; ``step.text`` is
     its source."""
-    one_by_one: tuple[str, ...]
-    """Operations that run leaf by leaf."""
+    is_one_call: bool
+    """True if the step is one call, which writes to its first list."""
+    temporaries: int
+    """Number of tensors that a step allocates for each leaf."""
 
 
 class _Call(NamedTuple):
@@ -85,19 +89,22 @@ class _Selection(NamedTuple):
     no: fx.Node
 
 
-def list_program(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> ListProgram:
+def list_program(
+    trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], block_size: int
+) -> ListProgram:
     """Return the program of a pointwise graph.
 
     Args:
         trace: of a pointwise chain.
         chunk: tensors with the dtypes of the program. It is tried on their first elements.
         scalar_args: the scalar arguments of some step, with the types of all steps.
+        block_size: number of elements that the chain computes together.
 
     Raises:
         UntraceableError: a result has another shape or dtype than the tensor that it replaces.
     """
     with torch.no_grad():
-        few = examples(chunk, 1)
+        few = examples(chunk, block_size)
         values, root = validate(trace, few, scalar_args)
         return _Writer(trace, values, root, few[0].shape).write()
 
@@ -123,36 +130,51 @@ class _Writer:
         self.nodes = [node for node in trace.graph.nodes if node.op != "placeholder"]
         self.order = {node: place for place, node in enumerate(self.nodes)}
         self.last = last_uses(trace, root)
+        self.each = set(trace.chunk)
+        """The nodes with a value for each leaf."""
+        for node in self.nodes:
+            if not self.each.isdisjoint(node.all_input_nodes):
+                self.each.add(node)
         self.calls = {node: self._foreach_call(node) for node in self.nodes}
         self.selections = {
             node: found for node in self.nodes if (found := self._selection(node)) is not None
         }
         self.home: dict[fx.Node, fx.Node] = {}
         """For each value that is computed in the tensors of leaves, their placeholder."""
+        self.allocating: list[fx.Node] = []
+        """Nodes whose values have memory of their own."""
 
     def write(self) -> ListProgram:
         for node, place in self.trace.results:
             self._compute_in_place(node, self.trace.chunk[place])
         masks = {found.mask for found in self.selections.values()}
         unused = {mask for mask in masks if all(one in self.selections for one in mask.users)}
-        lines = [self._line(node) for node in self.nodes if node not in unused]
-        lines += self._copies()
+        named = [node for node in self.nodes if node not in unused]
+        copies, ends = self._copies(), self._last_readers(named)
+        lines = []
+        for node in named:
+            lines.append(self._line(node))
+            lines += [f"del {', '.join(ends[node])}"] if ends[node] else []
+        lines += copies
         heads = [node.name for node in (*self.trace.chunk, *self.trace.scalar_args)]
         body = "".join(f"    {line}\n" for line in lines) or "    pass\n"
         step = self.namespace.function(f"def step({', '.join(heads)}):\n{body}", "step")
-        listed = (*self.selections, *unused)
-        alone = (
-            node
-            for node in self.nodes
-            if self.calls[node] is None and self._is_list(node) and node not in listed
-        )
-        return ListProgram(
-            step, tuple(str(getattr(one.target, "__name__", one.target)) for one in alone)
-        )
+        is_one_call = len(named) == 1 and not self.allocating and not copies
+        return ListProgram(step, is_one_call, len(self.allocating))
+
+    def _last_readers(self, named: Sequence[fx.Node]) -> dict[fx.Node, list[str]]:
+        """Return, for each node, the names of the nodes that no later node or copy reads."""
+        found: dict[fx.Node, list[str]] = {node: [] for node in named}
+        kept = {node for node, _ in self.trace.results}
+        for node in named:
+            if node not in kept:
+                readers = [node, *(one for one in node.users if one in found)]
+                found[max(readers, key=self.order.__getitem__)].append(node.name)
+        return found
 
     def _is_list(self, value: Any) -> bool:
-        """Return True if a node has a value for each leaf."""
-        if not isinstance(value, fx.Node):
+        """Return True if a node has a number for each element of each leaf."""
+        if not isinstance(value, fx.Node) or value not in self.each:
             return False
         own = self.values[value]
         return isinstance(own, Tensor) and own.shape == self.shape
@@ -162,13 +184,12 @@ class _Writer:
     def _foreach_call(self, node: fx.Node) -> _Call | None:
         """Return the foreach call that has a node's bits; None if there is none."""
         found = self._named_call(node)
-        if found is None or not self._is_list(node) or not self._is_list(found.args[0]):
+        if found is None or not self._is_list(found.args[0]):
+            return None
+        if not all(map(self._is_list, self.each.intersection([node, *node.all_input_nodes]))):
             return None
         lists = [one for one in found.args if self._is_list(one)]
-        most, numbers = _TENSORS.get(found.name, 0), len(found.args) - len(lists)
-        if len(lists) > most or not set(found.kwargs) <= {"alpha", "value"}:
-            return None
-        if numbers and not (found.name == "lerp" or (numbers == 1 and found.name in _NUMBERS)):
+        if len(lists) > _TENSORS[found.name] or not set(found.kwargs) <= {"alpha", "value"}:
             return None
         if any(map(self._is_scalar_tensor, found.kwargs.values())):
             return None
@@ -178,7 +199,7 @@ class _Writer:
 
     def _is_scalar_tensor(self, value: Any) -> bool:
         """Return True if an argument is a 0-d tensor, the same for all leaves."""
-        if not isinstance(value, fx.Node) or self._is_list(value):
+        if not isinstance(value, fx.Node) or value in self.each:
             return False
         return isinstance(self.values[value], Tensor)
 
@@ -191,7 +212,7 @@ class _Writer:
             name, args = REFLECTED[target].__name__, args[::-1]
         else:
             name = getattr(OPERATORS.get(target, target), "__name__", "")
-        if not args or name not in _TENSORS or foreach_function(name) is None:
+        if not args or name not in _TENSORS or list_function(name) is None:
             return None
         if name == "lerp" and "weight" in kwargs:
             args = (*args, kwargs.pop("weight"))
@@ -199,14 +220,7 @@ class _Writer:
 
     def _is_equal(self, node: fx.Node, call: _Call) -> bool:
         """Return True if a foreach call has the node's bits, for tensors of two lengths."""
-        tried: dict[fx.Node, Any] = {}
-        for k, source in enumerate(node.all_input_nodes):
-            value = self.values[source]
-            if self._is_list(source) and value.is_floating_point():
-                value = trial_numbers(value, k, value.numel())
-            elif isinstance(value, float):
-                value = 0.1 + k / 7
-            tried[source] = value
+        tried = {one: self._trial(one, k) for k, one in enumerate(node.all_input_nodes)}
         shorter = {
             one: value[:SHORTER].clone() if self._is_list(one) else value
             for one, value in tried.items()
@@ -221,7 +235,7 @@ class _Writer:
 
         try:
             for suffix in ("", "_"):
-                function = foreach_function(call.name + suffix)
+                function = list_function(call.name + suffix)
                 if function is None:
                     return False
                 args = list(map(given, call.args))
@@ -231,6 +245,14 @@ class _Writer:
         except (TypeError, RuntimeError, ValueError, IndexError):
             return False
         return True
+
+    def _trial(self, source: fx.Node, index: int) -> Any:
+        """Return the value of an input for a trial; integers keep their values."""
+        value = self.values[source]
+        if self._is_list(source):
+            is_float = value.is_floating_point()
+            return trial_numbers(value, index, EXAMPLE_ELEMENTS) if is_float else repeat(value)
+        return 0.1 + index / 7 if isinstance(value, float) else value
 
     def _selection(self, node: fx.Node) -> _Selection | None:
         """Return a ``where`` as the selection of one of two lists; None if it is another call."""
@@ -254,6 +276,9 @@ class _Writer:
 
     def _compute_in_place(self, result: fx.Node, chunk: fx.Node) -> None:
         """Compute a result in the tensor that it replaces, if in-place calls lead to it."""
+        if self._is_copy(result) and self.last[chunk] <= self.order[result]:
+            self.home[result] = chunk
+            return
         way, node = [result], result
         while node in self.calls and node not in self.home:
             call = self.calls[node]
@@ -268,6 +293,15 @@ class _Writer:
             way.append(first)
             node = first
 
+    def _is_copy(self, node: fx.Node) -> bool:
+        """Return True if a node copies the elements of another one, perhaps to another dtype."""
+        if node.op != "call_method" or node.target not in COPIES or self.root[node] is not node:
+            return False
+        source = node.args[0]
+        if not isinstance(source, fx.Node) or not self._is_list(source) or not self._is_list(node):
+            return False
+        return bool(self.values[source].device == self.values[node].device)
+
     def _can_overwrite(self, value: Any, node: fx.Node) -> bool:
         """Return True if a node may overwrite its first operand, because it reads it last."""
         if self.root[value] is not value or self.last[value] != self.order[node]:
@@ -279,21 +313,29 @@ class _Writer:
 
     def _line(self, node: fx.Node) -> str:
         call = self.calls[node]
+        if call is None and node in self.home:
+            call = _Call("copy", (self.home[node], node.args[0]), {})
+        first = None if call is None else call.args[0]
+        is_own = first in self.calls and first not in self.home
+        if call and (node in self.home or (is_own and self._can_overwrite(first, node))):
+            return f"{self._text_of(call, '_')}; {node.name} = {self._text(first)}"
+        if self.root[node] is node and isinstance(self.values[node], Tensor):
+            self.allocating.append(node)
+        return f"{node.name} = {self._expression(node)}"
+
+    def _expression(self, node: fx.Node) -> str:
+        call = self.calls[node]
         if node in self.selections:
             _, condition, yes, no = self.selections[node]
             clone = self.namespace.name(foreach_clone, "clone")
-            return f"{node.name} = {clone}({yes.name} if {condition.name} else {no.name})"
-        if call is None:
-            return f"{node.name} = {self._comprehension(node)}"
+            return f"{clone}({yes.name} if {condition.name} else {no.name})"
+        return self._comprehension(node) if call is None else self._text_of(call)
+
+    def _text_of(self, call: _Call, suffix: str = "") -> str:
+        name = call.name + suffix
         texts = [self._text(one) for one in call.args]
         texts += [f"{key}={argument(one, self.namespace)}" for key, one in call.kwargs.items()]
-        first = call.args[0]
-        is_own = first in self.calls and first not in self.home
-        if node in self.home or (is_own and self._can_overwrite(first, node)):
-            name = self.namespace.name(foreach_function(f"{call.name}_"), f"{call.name}_")
-            return f"{name}({', '.join(texts)}); {node.name} = {texts[0]}"
-        name = self.namespace.name(foreach_function(call.name), call.name)
-        return f"{node.name} = {name}({', '.join(texts)})"
+        return f"{self.namespace.name(list_function(name), name)}({', '.join(texts)})"
 
     def _text(self, value: Any) -> str:
         text = argument(value, self.namespace)
@@ -303,14 +345,10 @@ class _Writer:
 
     def _comprehension(self, node: fx.Node) -> str:
         """Return a node as a list comprehension over leaves, or as one value for all leaves."""
-        lists = list(dict.fromkeys(one for one in node.all_input_nodes if self._is_list(one)))
+        lists = list(dict.fromkeys(one for one in node.all_input_nodes if one in self.each))
         text = statement(node, self.namespace)
         if not lists:
             return text
-        if not self._is_list(node):
-            if node.target is builtins.getattr and node.args[1] in ("dtype", "device"):
-                return f"{lists[0].name}[0].{node.args[1]}"  # all leaves have the same
-            raise UntraceableError(f"{node.name} is no value of single elements")
         names = ", ".join(one.name for one in lists)
         if len(lists) == 1:
             return f"[{text} for {names} in {names}]"

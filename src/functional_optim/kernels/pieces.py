@@ -5,15 +5,15 @@ do not fill a vector, and torch rounds 16-bit floats there in another way. So a 
 tensor is a multiple of ``GRAIN_SIZE`` elements per thread, or ends where a share of the whole ends.
 """
 
+import os
 from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from functional_optim.core.leaf import Leaf
-from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.kernels.chunks import tensors_of, with_tensors
+from functional_optim.core.stage import in_full_blocks
+from functional_optim.kernels.chunks import flatten_dense, slice_chunk
 
 GRAIN_SIZE = 1 << 15
 """Smallest number of elements of an operation that torch gives to one thread."""
@@ -21,41 +21,94 @@ GRAIN_SIZE = 1 << 15
 PIECE = 1 << 20
 """Largest number of elements of a piece on the CPU."""
 
+SMALL_PIECE = 1 << 17
+"""Largest number on the CPU if a step has many temporaries, which should fit the cache."""
+
 PIECE_ON_DEVICES = 1 << 25
 """Largest number on accelerators, where small pieces would take less time than their launches."""
 
+PIECE_VARIABLE = "FUNCTIONAL_OPTIM_BLOCK"
+"""Environment variable with the largest number of elements of a piece."""
 
-def _max_elements(leaf: Leaf) -> int:
-    return PIECE if leaf.param.is_cpu else PIECE_ON_DEVICES
+
+def piece_elements(block_size: int = 1, device: str = "cpu", *, small: bool = False) -> int:
+    """Return the largest number of elements of a piece, a multiple of ``block_size``.
+
+    Args:
+        block_size: the granularity of the chain.
+        device: the type of the device.
+        small: True for a step with many temporaries.
+
+    Raises:
+        ValueError: ``FUNCTIONAL_OPTIM_BLOCK`` is not a positive number.
+    """
+    asked = os.environ.get(PIECE_VARIABLE)
+    if asked is not None:
+        if not asked.isdigit() or int(asked) < 1:
+            raise ValueError(
+                f"{PIECE_VARIABLE} must be a whole number of elements >= 1, got {asked!r}"
+            )
+        size = int(asked)
+    elif device != "cpu":
+        size = PIECE_ON_DEVICES
+    elif small:
+        size = min(PIECE, max(SMALL_PIECE, torch.get_num_threads() * GRAIN_SIZE))
+    else:
+        size = PIECE
+    return in_full_blocks(size, block_size)
 
 
-def pieces_of(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
-    """Return the pieces of a large leaf. A small leaf is one piece."""
-    count, most = leaf.param.numel(), _max_elements(leaf)
-    if count <= most or leaf.param.dim() == 0:
-        return [leaf]
-    block_size = block_size_of(stages)
-    size = max(1, most // block_size) * block_size
-    pieces = piece_lengths(count, size, exact=is_rounded_by_place(tensors_of(leaf), block_size))
+def cut_chunk(tensors: Sequence[Tensor], block_size: int, most: int) -> list[list[Tensor]]:
+    """Return the tensors of each piece of a chunk. A small chunk is one piece.
+
+    Args:
+        tensors: of a chunk, as for :func:`~.chunks.slice_chunk`.
+        block_size: the granularity of the chain.
+        most: the result of :func:`piece_elements`.
+    """
+    count = tensors[0].numel()
+    if count <= most:
+        return [list(tensors)]
+    lengths = piece_lengths(count, most, exact=is_rounded_by_place(tensors, block_size))
     return [
-        _cut(leaf, end - length, length, block_size)
-        for length, end in zip(pieces, accumulate(pieces), strict=True)
+        slice_chunk(tensors, block_size, end - length, end)
+        for length, end in zip(lengths, accumulate(lengths), strict=True)
     ]
 
 
-def _cut(leaf: Leaf, start: int, length: int, block_size: int) -> Leaf:
-    """Return some elements of a leaf, with their state."""
-    count = leaf.param.numel()
+def cut_lists(
+    columns: Sequence[list[Tensor]], block_size: int, most: int
+) -> list[Sequence[list[Tensor]]]:
+    """Return lists of leaves with the size of a piece in total, and pieces of larger leaves.
 
-    def cut(tensor: Tensor) -> Tensor:
-        flat = tensor.detach().reshape(-1)
-        if tensor.numel() == count:
-            return flat[start : start + length]
-        if tensor.numel() == -(-count // block_size):
-            return flat[start // block_size : -(-(start + length) // block_size)]
-        return tensor
+    Args:
+        columns: a list of all parameters, one of all gradients, and one for each tensor of the
+            state.
+        block_size, most: as for :func:`cut_chunk`.
+    """
+    lengths = list(map(Tensor.numel, columns[0]))
+    if sum(lengths) <= most:
+        return [columns]
+    found: list[Sequence[list[Tensor]]] = []
+    for start, stop in split_slabs(lengths, most):
+        if lengths[start] <= most:
+            found.append([column[start:stop] for column in columns])
+        else:
+            chunk = [flatten_dense(column[start]) for column in columns]
+            pieces = cut_chunk(chunk, block_size, most)
+            found += [[[tensor] for tensor in piece] for piece in pieces]
+    return found
 
-    return with_tensors(leaf, list(map(cut, tensors_of(leaf))))
+
+def split_slabs(lengths: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Split lists into slabs ``[start, stop)`` of one leaf, or of at most ``most`` elements."""
+    found, start, count = [], 0, 0
+    for place, length in enumerate(lengths):
+        if count and count + length > most:
+            found.append((start, place))
+            start, count = place, 0
+        count += length
+    return [*found, (start, len(lengths))]
 
 
 def is_rounded_by_place(tensors: Sequence[Tensor], block_size: int) -> bool:

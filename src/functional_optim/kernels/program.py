@@ -1,4 +1,4 @@
-"""Programs: the graph of a chain as straight-line Python that allocates little memory.
+"""Programs: the graph of a chain over one whole leaf, as Python that allocates little memory.
 
 Each operation writes with ``out=`` to scratch, which is reused after the last read of its value.
 The last operation of a result writes to the parameter or state itself, if no later operation reads
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, fx
 
 from functional_optim.core.aliasing import has_internal_overlap
-from functional_optim.core.bit_equality import same_bits
-from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.expressions import (
+    COPIES,
     OPERATORS,
     REFLECTED,
     Namespace,
@@ -24,22 +23,7 @@ from functional_optim.kernels.expressions import (
     statement,
 )
 from functional_optim.kernels.graph import Trace
-from functional_optim.kernels.validate import (
-    Validated,
-    call_node,
-    examples,
-    last_uses,
-    trial_numbers,
-    validate,
-)
-
-_COPIES = frozenset(
-    [
-        *("bfloat16", "bool", "byte", "char", "clone", "contiguous", "double", "float"),
-        *("half", "int", "long", "short", "to", "type", "type_as"),
-    ]
-)
-"""Operations that copy their first argument, perhaps to another dtype."""
+from functional_optim.kernels.validate import Validated, last_uses
 
 _ELEMENTWISE = (
     *(torch.abs, torch.add, torch.addcdiv, torch.addcmul, torch.clamp, torch.div),
@@ -52,20 +36,9 @@ OUT_FUNCTIONS: dict[Any, bool] = {
     **dict.fromkeys(_ELEMENTWISE, True),
     **dict.fromkeys(_PRODUCTS, False),
 }
-"""Functions that whole-tensor programs call with ``out=``. The value is True for elementwise
-functions, which read each element before they write it. A product reads operands while it writes.
+"""Functions that programs call with ``out=``. The value is True for elementwise functions, which
+read each element before they write it. A product reads operands while it writes.
 """
-
-
-class Program(NamedTuple):
-    """Program of a chain for tensors of certain layouts."""
-
-    step: Callable[..., None]
-    """``step(tensors of a leaf, scalar arguments, scratch)``; ``step.text`` is its source."""
-    scratch: tuple[Any, ...]
-    """For each piece of scratch, the dtype of a block or a :class:`TensorLayout`."""
-    allocating: tuple[str, ...]
-    """Operations without ``out=``, which allocate their result in each step."""
 
 
 class TensorLayout(NamedTuple):
@@ -76,28 +49,13 @@ class TensorLayout(NamedTuple):
     dtype: torch.dtype
 
 
-def block_program(
-    trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], *, granularity: int
-) -> Program:
-    """Return the program of a pointwise graph, for blocks of any length.
+class Program(NamedTuple):
+    """Program of a chain for tensors of certain layouts."""
 
-    Args:
-        trace: of a pointwise chain.
-        chunk: tensors with the dtypes of the program. It is tried on their first elements.
-        scalar_args: example scalar arguments of a step. The program does not depend on their
-            values, and not on the values of the tensors.
-        granularity: number of elements that the chain computes together.
-
-    Raises:
-        UntraceableError: a result has another shape or dtype than the tensor that it replaces.
-    """
-    with torch.no_grad():
-        few = examples(chunk, granularity)
-        shape = few[0].shape
-        values, root = validate(trace, few, scalar_args)
-        return _Writer(
-            trace, values, root, lambda one: one.dtype if one.shape == shape else None, None
-        ).write()
+    step: Callable[..., None]
+    """``step(tensors of a leaf, scalar arguments, scratch)``; ``step.text`` is its source."""
+    scratch: tuple[TensorLayout, ...]
+    """The layout of each piece of scratch."""
 
 
 def whole_program(trace: Trace, validated: Validated) -> Program:
@@ -107,46 +65,30 @@ def whole_program(trace: Trace, validated: Validated) -> Program:
         trace: of a chain, for tensors of given shapes.
         validated: the values of the graph, as tensors without data.
     """
-    return _Writer(
-        trace,
-        *validated,
-        lambda one: None if has_internal_overlap(one) else _layout(one),
-        OUT_FUNCTIONS,
-    ).write()
+    return _Writer(trace, *validated).write()
 
 
 class _Writer:
     """Writer of one program.
 
     Args:
-        values: the value of each node in an example, which may have no data.
+        values: the value of each node in an example. Tensors have no data.
         root: for each node, the node that owns its memory.
-        layout: returns the layout of the scratch for a value; None if the value is not written to
-            scratch.
-        functions: as :data:`OUT_FUNCTIONS`; None if all functions are elementwise, and the results
-            with ``out=`` can be compared.
     """
 
     def __init__(
-        self,
-        trace: Trace,
-        values: dict[fx.Node, Any],
-        root: dict[fx.Node, fx.Node],
-        layout: Callable[[Tensor], Any],
-        functions: dict[Any, bool] | None,
+        self, trace: Trace, values: dict[fx.Node, Any], root: dict[fx.Node, fx.Node]
     ) -> None:
         self.trace, self.values, self.root = trace, values, root
-        self.layout, self.functions = layout, functions
         self.namespace = Namespace()
         self.nodes = [node for node in trace.graph.nodes if node.op != "placeholder"]
         self.order = {node: i for i, node in enumerate(self.nodes)}
         self.results = [(self._unaliased(node), trace.chunk[k]) for node, k in trace.results]
         self.last = last_uses(trace, root)
-        self.scratch: list[Any] = []
+        self.scratch: list[TensorLayout] = []
         self.memory: dict[fx.Node, str] = {node: node.name for node in trace.chunk}
         """The name of the memory of each value that is read later: a leaf's tensor, or scratch."""
         self.lines: list[str] = []
-        self.allocating: list[str] = []
         self.allocated: dict[fx.Node, list[str]] = {}
         """The names of each value that has memory of its own, and of its views."""
 
@@ -161,7 +103,7 @@ class _Writer:
         heads += [f"scratch_{i}" for i in range(len(self.scratch))]
         body = "".join(f"    {line}\n" for line in self.lines) or "    pass\n"
         step = self.namespace.function(f"def step({', '.join(heads)}):\n{body}", "step")
-        return Program(step, tuple(self.scratch), tuple(self.allocating))
+        return Program(step, tuple(self.scratch))
 
     def _free(self, node: fx.Node) -> None:
         """Delete the names of the allocated values that no later node reads."""
@@ -183,10 +125,8 @@ class _Writer:
     def _emit(self, node: fx.Node) -> None:
         value, text = self.values[node], None
         own = isinstance(value, Tensor) and self.root[node] is node
-        if own and self.layout(value) is not None:
+        if own and not has_internal_overlap(value):
             text = self._reciprocal(node) or self._with_out(node) or self._in_place(node)
-            if text is None:
-                self.allocating.append(str(getattr(node.target, "__name__", node.target)))
         if own and text is None:
             self.allocated[node] = [node.name]
         elif self.root[node] in self.allocated:
@@ -204,10 +144,8 @@ class _Writer:
     def _with_out(self, node: fx.Node) -> str | None:
         """Return the call of torch's function with ``out=``; None if there is none."""
         target, args = self._torch_function(node)
-        elementwise = True if self.functions is None else self.functions.get(target)
-        if elementwise is None or not callable(target) or "out" in node.kwargs:
-            return None
-        if not self._is_equal_with_out(node, target, args):
+        elementwise = OUT_FUNCTIONS.get(target)
+        if elementwise is None or not self._can_write_out(node, target, args):
             return None
         texts = [self._text(one) for one in args]
         texts += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
@@ -220,8 +158,7 @@ class _Writer:
         target: Any = node.target
         args = node.args
         if node.op == "call_method":
-            # Tensor.where takes its arguments in another order than torch.where.
-            return (None if target == "where" else getattr(torch, str(target), None)), args
+            return getattr(torch, str(target), None), args
         if target in (operator.matmul, torch.matmul):
             sizes = [self.values[one].dim() if self._is_tensor(one) else 0 for one in args]  # type: ignore[index]  # a node
             products: Any = {2: torch.mm, 3: torch.bmm}
@@ -230,78 +167,43 @@ class _Writer:
             return REFLECTED[target], args[::-1]
         return OPERATORS.get(target, target), args
 
-    def _is_equal_with_out(self, node: fx.Node, target: Any, args: Sequence[Any]) -> bool:
-        """Return True if a function accepts ``out=`` with the layout of the result, and is equal.
-
-        The result is used for tensors with any values, so the trial has its own values. If the
-        tensors have no data, the function is one of ``functions``, and bits are not compared.
-        """
+    def _can_write_out(self, node: fx.Node, target: Any, args: Sequence[Any]) -> bool:
+        """Return True if a function of tensors accepts ``out=`` with the layout of the result."""
         value = self.values[node]
-        if self.functions is not None and not (args and self._is_tensor(args[0])):
+        if not (args and self._is_tensor(args[0])):
             return False
-        tried = self._trial_values(node)
-        given = fx.map_arg((tuple(args), node.kwargs), tried.__getitem__)
+        given = fx.map_arg((tuple(args), node.kwargs), self.values.__getitem__)
         out = torch.empty_strided(*_layout(value)[:2], dtype=value.dtype, device=value.device)
         try:
             made = target(*given[0], **given[1], out=out)
-            wanted = call_node(node, tried)
         except (TypeError, RuntimeError, ValueError, IndexError):
             return False
-        if made is not out or out.stride() != value.stride():
-            return False
-        return out.is_meta or same_bits(out, wanted)
-
-    def _trial_values(self, node: fx.Node) -> dict[fx.Node, Any]:
-        """Return values of a node's inputs for a trial; integers keep their values."""
-        found: dict[fx.Node, Any] = {}
-        for k, source in enumerate(node.all_input_nodes):
-            value = self.values[source]
-            if isinstance(value, Tensor) and value.is_floating_point() and not value.is_meta:
-                value = trial_numbers(value, k, value.numel()).reshape(value.shape)
-            elif isinstance(value, float):
-                value = 0.1 + k / 7
-            found[source] = value
-        return found
+        return made is out and out.stride() == value.stride()
 
     def _in_place(self, node: fx.Node) -> str | None:
         """Return an operation without ``out=`` as an in-place method of its destination."""
         method = node.target if node.op == "call_method" else None
-        if method in _COPIES or node.target is torch.clone:
-            if not self._can_copy(node, node.args[0]):
+        if method in COPIES or node.target is torch.clone:
+            source: Any = node.args[0]
+            made, given = self.values[node], self.values.get(source)
+            if not isinstance(given, Tensor) or given.device != made.device:
                 return None
-            return f"{self._destination(node)}.copy_({self._text(node.args[0])})"
+            if given.shape != made.shape:
+                return None
+            return f"{self._destination(node)}.copy_({source.name})"
         if node.target is torch.fill and len(node.args) == 2:
             return f"{self._destination(node)}.fill_({self._text(node.args[1])})"
-        if method == "masked_fill" and len(node.args) == 3:
-            own, mask, fill = node.args
-            if not isinstance(own, fx.Node) or not isinstance(mask, fx.Node):
-                return None
-            where = self._destination(node, excluded=[self.root[mask]])
-            filled = f"masked_fill_({mask.name}, {self._text(fill)})"
-            if where != self.memory.get(self.root[own]):
-                filled = f"copy_({own.name}).{filled}"
-            return f"{where}.{filled}"
         return None
 
-    def _can_copy(self, node: fx.Node, source: Any) -> bool:
-        """Return True if a value and its source have the same shape and device."""
-        if not self._is_tensor(source):
-            return False
-        made, given = self.values[node], self.values[source]
-        return bool(made.shape == given.shape and made.device == given.device)
-
-    def _destination(
-        self, node: fx.Node, *, elementwise: bool = True, excluded: Sequence[fx.Node] = ()
-    ) -> str:
+    def _destination(self, node: fx.Node, *, elementwise: bool = True) -> str:
         """Return the name of the memory that an operation writes to.
 
         An elementwise operation may write to an operand that no later operation reads, because it
         reads each element before it writes it.
         """
-        now, layout = self.order[node], self.layout(self.values[node])
+        now, layout = self.order[node], _layout(self.values[node])
         operands = {self.root[one] for one in node.all_input_nodes}
-        read_again = (one for one in operands if not elementwise or self._reads_view(one, node))
-        excluded = [*excluded, *read_again]
+        excluded = [one for one in operands if not elementwise or self._reads_view(one, node)]
         taken = {
             memory
             for owner, memory in self.memory.items()
@@ -309,7 +211,7 @@ class _Writer:
         }
         for result, chunk in self.results:
             ends_there = result is node or self.last[node] == self.order.get(result)
-            fits = self.layout(self.values[chunk]) == layout
+            fits = _layout(self.values[chunk]) == layout
             if ends_there and fits and chunk.name not in taken:
                 self.memory[node] = chunk.name
                 return chunk.name
@@ -321,7 +223,7 @@ class _Writer:
         views = [one for one in node.all_input_nodes if self.root[one] is owner]
         return any(self._unaliased(one) is not owner for one in views)
 
-    def _free_scratch(self, layout: Any, taken: set[str]) -> str:
+    def _free_scratch(self, layout: TensorLayout, taken: set[str]) -> str:
         """Return the name of free scratch with a layout; add a piece if there is none."""
         names = [f"scratch_{i}" for i, one in enumerate(self.scratch) if one == layout]
         free = [name for name in names if name not in taken]
@@ -346,10 +248,8 @@ class _Writer:
                     break
             else:  # results swap tensors, or a result is a transpose of its own tensor
                 name, _, target = left[0]
-                layout = self.layout(self.values[target])
-                if layout is None:
-                    raise UntraceableError("results that are no blocks change places")
-                aside = self._free_scratch(layout, {memory for _, memory, _ in left})
+                taken = {memory for _, memory, _ in left}
+                aside = self._free_scratch(_layout(self.values[target]), taken)
                 self.lines.append(f"{aside}.copy_({name})")
                 left[0] = (aside, aside, target)
 

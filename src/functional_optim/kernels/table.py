@@ -11,7 +11,6 @@ from functional_optim.core.format import format_value
 from functional_optim.core.leaf import Scalars
 from functional_optim.core.local_shards import can_step_shards
 from functional_optim.core.stage import Stage
-from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.exact import ExactKernel
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.foreach import ForeachKernel
@@ -23,24 +22,23 @@ from functional_optim.kernels.reference import ReferenceExecutor
 ExecutorName = Literal["auto", "reference", "blocked", "fused", "prefer_fused"]
 
 
-_EXACT, _FUSED, _BLOCKED = ExactKernel(sparing=True), FusedKernel(), BlockedKernel()
-_LISTS = ForeachKernel(on_cpu=False)
+_EXACT, _FUSED, _FOREACH = ExactKernel(sparing=True), FusedKernel(), ForeachKernel()
 
 EXECUTORS: dict[str, Executor] = {
     "auto": KernelExecutor(
         _EXACT,
         InductorKernel(captured_only=True),
-        _BLOCKED,
+        _FOREACH,
         joining=_EXACT,
-        listings=[_LISTS],
+        listings=[_FOREACH],
         stacks=True,
         on_device=True,
         devices=frozenset({"cpu", "cuda"}),
     ),
     "reference": ReferenceExecutor(),
-    "blocked": KernelExecutor(_BLOCKED, stacks=True),
+    "blocked": KernelExecutor(_FOREACH, stacks=True),
     "fused": KernelExecutor(_FUSED, listings=[_FUSED], strict=True),
-    "prefer_fused": KernelExecutor(_FUSED, _BLOCKED, listings=[_FUSED, _LISTS], stacks=True),
+    "prefer_fused": KernelExecutor(_FUSED, _FOREACH, listings=[_FUSED, _FOREACH], stacks=True),
 }
 """All executors by name, also those that users register (:func:`register_executor`).
 

@@ -1,4 +1,4 @@
-"""Tracer of a chain, whose graph is run over blocks, compiled, or exported.
+"""Tracer of a chain, whose graph is run over lists, compiled, or exported.
 
 The stages are called with proxies for tensors and for the numbers that change with the step. The
 tracer records each operation on a proxy.

@@ -46,14 +46,14 @@ def examples(chunk: Sequence[Tensor], block_size: int) -> list[Tensor]:
     """
     total = chunk[0].numel()
     if block_size == 1 and total < EXAMPLE_ELEMENTS:
-        return [_repeat(tensor) for tensor in chunk]
+        return [repeat(tensor) for tensor in chunk]
     if 1 < total < block_size:
-        return [_repeat(t, block_size) if t.numel() == total else t.clone() for t in chunk]
+        return [repeat(t, block_size) if t.numel() == total else t.clone() for t in chunk]
     groups = max(1, min(EXAMPLE_ELEMENTS, total) // block_size)
     return [t[: groups * block_size if t.numel() == total else groups].clone() for t in chunk]
 
 
-def _repeat(tensor: Tensor, count: int = EXAMPLE_ELEMENTS) -> Tensor:
+def repeat(tensor: Tensor, count: int = EXAMPLE_ELEMENTS) -> Tensor:
     """Repeat the elements of a tensor up to a count; return zeros if the tensor is empty."""
     given = tensor if tensor.numel() else tensor.new_zeros(1)
     return given.repeat(-(-count // given.numel()))[:count].clone()

@@ -18,6 +18,7 @@ from functional_optim.core.stage_contract import coefficients_type_error
 from functional_optim.kernels import Chunks, Leaf
 from functional_optim.kernels.chunks import (
     Table,
+    flatten_dense,
     tensors_of,
     with_tensors,
 )
@@ -252,7 +253,7 @@ class _ChunkGetter:
         """Return the leaf of a step as a chunk of memory."""
         param, grad, *rest = self._get(tensors)
         if not self._is_flat:
-            param, grad, *rest = map(_flat, (param, grad, *rest))
+            param, grad, *rest = map(flatten_dense, (param, grad, *rest))
         states: list[Any] = []
         left = iter(rest)
         for kind, fields in self._kinds:
@@ -264,10 +265,6 @@ class _ChunkGetter:
         own = tuple(states)
         numbers = made.coefficients, self._name, made.hypers, made.step
         return Leaf(param, grad, own, *numbers, entries, made.scalars)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 class WholeChunk(Chunk):

@@ -1,8 +1,8 @@
 """Executor ``compiled`` of the laws: compiled loops for tensors of any size, built at once."""
 
 from functional_optim.kernels import EXECUTORS, KernelExecutor, register_executor
-from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.exact import ExactKernel
+from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.inductor import InductorKernel
 
 COMPILED = "compiled"
@@ -16,7 +16,7 @@ if COMPILED not in EXECUTORS:
         KernelExecutor(
             exact,
             InductorKernel(),
-            BlockedKernel(),
+            ForeachKernel(),
             joining=exact,
             stacks=True,
             on_device=True,

@@ -55,7 +55,7 @@ def script_is_reference(subject: Subject, run: Run) -> None:
 
 
 def blocked_is_reference(subject: Subject, run: Run) -> None:
-    """The operations of the chain over blocks give the bits that they give over whole tensors."""
+    """The operations of the chain over pieces give the bits that they give over whole tensors."""
     _same_as_reference("blocked", subject, run)
 
 
@@ -82,7 +82,7 @@ def compiled_is_reference(subject: Subject, run: Run) -> None:
     """A compiled loop of the chain gives the result of the reference executor.
 
     On the CPU the bits are equal. On other devices torch.compile builds the loop, and the result is
-    within the stated bound. A chain without such a loop runs as torch's operations over blocks;
+    within the stated bound. A chain without such a loop runs as torch's operations over pieces;
     ``optimizer.explain(params)`` gives the reason.
     """
     _check_executor(COMPILED, subject, run)

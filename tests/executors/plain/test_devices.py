@@ -12,7 +12,6 @@ from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.recipe import recipe_of
 from functional_optim.kernels import EXECUTORS, KernelExecutor
-from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.cache_key import key_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.foreach import ForeachKernel
@@ -42,7 +41,7 @@ def test_tensors_on_several_devices_are_no_chunk() -> None:
     apart = together._replace(param=param.to(META), grad=param.to(META))
     with pytest.raises(UntraceableError, match=r"on several devices \(cpu, meta\)"):
         key_of(stages, apart)
-    assert "several devices" in str(BlockedKernel().supports(stages, apart))
+    assert "several devices" in str(ForeachKernel().supports(stages, apart))
 
 
 def _on_cuda(optimizer: Optimizer, dtype: torch.dtype = torch.bfloat16) -> Leaf:
@@ -64,7 +63,7 @@ def test_auto_rounds_as_the_reference_on_every_device() -> None:
     assert isinstance(auto, KernelExecutor)
     asked = [type(one) for one in auto.kernels if one.is_for(leaf)]
     lists = [type(one) for one in auto._list_kernels if one.is_for(leaf)]
-    assert (asked, lists) == ([BlockedKernel], [ForeachKernel])
+    assert (asked, lists) == ([ForeachKernel], [ForeachKernel])
 
 
 def test_the_executor_is_that_of_the_devices_when_no_gradient_has_come_yet() -> None:

@@ -9,6 +9,7 @@ import torch
 from functional_optim import adamw
 from functional_optim.kernels.chunks import tensors_of, with_tensors
 from functional_optim.kernels.foreach import ForeachKernel
+from functional_optim.kernels.pieces import PIECE_VARIABLE
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.testing.compare import require_same
 from tests.choices import case
@@ -16,7 +17,7 @@ from tests.laws.support import TABLE
 
 from ..support import chunk_of, noise
 
-KERNEL = ForeachKernel(on_cpu=True)
+KERNEL = ForeachKernel()
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SIZES = (7, 600, 1, 33)
 POINTWISE = [
@@ -91,6 +92,6 @@ def test_it_is_the_reference(name: str) -> None:
                 assert require_reference(optimizer, dtype, step, device) == ""
 
 
-def test_lists_are_stepped_in_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("functional_optim.kernels.foreach.SLAB", 34)
+def test_lists_are_stepped_in_slabs_and_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PIECE_VARIABLE, "34")
     assert require_reference(adamw(lr=0.1, amsgrad=True), torch.float32, 2.0) == ""

@@ -9,11 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.kernels import blocked_kernel, chunks, scratch
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    lamb,
+    sgd,
+)
+from functional_optim.kernels import scratch
+from functional_optim.kernels.pieces import PIECE_VARIABLE
 
 from ...choices import case, pairs
-from ..rules import RULES, VARIANTS
+from ..rules import VARIANTS
 from ..support import LARGE, Tree, assert_same, copied, noise, same_bits, together
 
 CLIPPED = chain(clip_by_global_norm(3.0), VARIANTS["adamw"])
@@ -54,11 +63,9 @@ def test_models_at_once_are_models_one_after_the_other(executors: Any) -> None:
                 assert_same(got, want)
 
 
-def test_scratch_is_not_shared_between_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "LARGE", 1)  # smaller leaves are stepped in lists
-
+def test_scratch_is_not_shared_between_threads() -> None:
     def pieces() -> list[int]:
-        optimizer = RULES["reuses"].using(executor="blocked")
+        optimizer = lamb(0.1).using(executor="blocked")
         params, grads = ({key: noise(k, 9) for key in "ab"} for k in range(2))
         optimizer.update_(params, grads, optimizer.init(params))
         return [tensor.data_ptr() for tensor in scratch._SCRATCH.pieces.values()]
@@ -109,7 +116,7 @@ def instructions(optimizer: Optimizer, way: str, many: int) -> int:
 
 
 def test_no_python_runs_per_parameter(executors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(blocked_kernel.BLOCK_VARIABLE)
+    monkeypatch.delenv(PIECE_VARIABLE)
     for one in pairs(executor=executors, way=["own", "attached", "separate"]):
         optimizer = VARIANTS["adamw"].using(executor=one["executor"])
         few, many = (instructions(optimizer, one["way"], count) for count in (10, 100))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from functional_optim import Optimizer
-from functional_optim.kernels import blocked_kernel, cache
+from functional_optim.kernels import cache, foreach
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import NotPointwiseError
 
@@ -324,11 +324,11 @@ def odd_rule(p: Tensor, g: Tensor, s: OneState, c: Odd) -> tuple[Tensor, OneStat
 def test_coefficients_of_every_type() -> None:
     optimizer = optimizer_of(odd_rule, coefficients=odd_coefficients)
     assert why_not("blocked", optimizer, torch.ones(3)) == "blocked"
-    blocked_kernel._PROGRAMS.clear()
+    foreach._PROGRAMS.clear()
     require_blocked_is_reference(optimizer)
-    made = len(blocked_kernel._PROGRAMS)
+    made = len(foreach._PROGRAMS)
     pure_steps(optimizer.using(executor="blocked"), tree(0), gradients, 9)
-    assert len(blocked_kernel._PROGRAMS) == made  # programs do not depend on the numbers
+    assert len(foreach._PROGRAMS) == made  # programs do not depend on the numbers
 
 
 class Unkept(NamedTuple):
@@ -354,7 +354,7 @@ def test_a_step_count_that_looks_like_a_choice_fills_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cache, "MAX_ENTRIES", 20)
-    monkeypatch.setattr(blocked_kernel, "_PROGRAMS", Cache())
+    monkeypatch.setattr(foreach, "_PROGRAMS", Cache())
     optimizer = optimizer_of(
         lambda p, g, s, c: (p - c.lr * g / c.step, s),
         coefficients=lambda step, hyper: Counted(hyper.lr, int(step)),
@@ -363,5 +363,5 @@ def test_a_step_count_that_looks_like_a_choice_fills_no_memory(
     state = optimizer.init(param)
     for step in range(30):
         optimizer.update_(param, torch.ones(3), state)
-        assert step % 20 < len(blocked_kernel._PROGRAMS) <= 20 or step >= 20
-        assert len(blocked_kernel._PROGRAMS) <= 20
+        assert step % 20 < len(foreach._PROGRAMS) <= 20 or step >= 20
+        assert len(foreach._PROGRAMS) <= 20
