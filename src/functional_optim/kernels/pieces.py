@@ -1,8 +1,9 @@
 """Pieces: parts of large leaves, for steps whose temporaries have the size of a part.
 
 Torch divides an operation on the CPU among its threads. The last elements of each thread's share
-do not fill a vector, and torch rounds 16-bit floats there in another way. So a piece of such a
-tensor is a multiple of ``GRAIN_SIZE`` elements per thread, or ends where a share of the whole ends.
+do not fill a vector, and torch computes some operations there in another way, such as ``sigmoid``
+and the rounding of 16-bit floats. So a piece is a multiple of ``GRAIN_SIZE`` elements per thread,
+or ends where a share of the whole ends.
 """
 
 import os
@@ -69,7 +70,8 @@ def cut_chunk(tensors: Sequence[Tensor], block_size: int, most: int) -> list[lis
     count = tensors[0].numel()
     if count <= most:
         return [list(tensors)]
-    lengths = piece_lengths(count, most, exact=is_rounded_by_place(tensors, block_size))
+    # Torch divides no blocks among its threads.
+    lengths = piece_lengths(count, most, exact=block_size == 1 and tensors[0].is_cpu)
     return [
         slice_chunk(tensors, block_size, end - length, end)
         for length, end in zip(lengths, accumulate(lengths), strict=True)
@@ -109,17 +111,6 @@ def split_slabs(lengths: Sequence[int], most: int) -> list[tuple[int, int]]:
             start, count = place, 0
         count += length
     return [*found, (start, len(lengths))]
-
-
-def is_rounded_by_place(tensors: Sequence[Tensor], block_size: int) -> bool:
-    """Return True if the results depend on where the pieces of these tensors end.
-
-    Args:
-        tensors: of a chunk.
-        block_size: the granularity of the chain. Torch divides no blocks among its threads.
-    """
-    short = min(tensor.dtype.itemsize for tensor in tensors) <= 2
-    return short and block_size == 1 and tensors[0].is_cpu
 
 
 def piece_lengths(total: int, block: int, *, exact: bool) -> list[int]:

@@ -1,4 +1,4 @@
-"""Pieces of a 16-bit leaf round as torch does, for any number of threads."""
+"""Pieces of a leaf have torch's bits for the whole leaf, for any number of threads."""
 
 import pytest
 import torch
@@ -21,12 +21,17 @@ def branching(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Te
     return param, state
 
 
+def sigmoidal(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return param - torch.sigmoid(grad) * torch.atan2(grad, param), state
+
+
 CHAINS: dict[str, Optimizer] = {
     "momentum": sgd(0.1, momentum=0.9),
     "qhm": qhm(0.1),
     "rmsprop": rmsprop(0.1, centered=True, momentum=0.9),
     "adamw": adamw(0.1),
     "not traced": stateless(branching, "branching"),
+    "computed by position": stateless(sigmoidal, "sigmoidal"),
 }
 COUNTS = (65_836, 2 * 65_536 + 300)
 """Numbers of elements: two blocks, and more blocks with a share that ends within a block."""
@@ -37,8 +42,9 @@ def test_large_leaves_round_as_the_reference_does(
 ) -> None:
     monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", str(1 << 16))
     monkeypatch.setattr(pieces, "PIECE", 1 << 16)
-    for one in pairs(name=CHAINS, threads=[1, 2, 3], count=COUNTS):
-        given = [noise(seed, one["count"]).bfloat16() for seed in range(3)]
+    dtypes = torch.bfloat16, torch.float32
+    for one in pairs(name=CHAINS, threads=[1, 2, 3], count=COUNTS, dtype=dtypes):
+        given = [noise(seed, one["count"], dtype=one["dtype"]) for seed in range(3)]
         found = []
         for executor in ("reference", "blocked"):
             optimizer, params = CHAINS[one["name"]].using(executor=executor), given[0].clone()
