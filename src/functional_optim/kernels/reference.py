@@ -148,6 +148,9 @@ def _total(stage: Stage, leaves: Sequence[Leaf], gradients: list[Tensor]) -> Ten
 MAX_KINDS = 512
 """Largest number of kinds of leaves that are remembered for each chain."""
 
+SMALL = 1 << 16
+"""Largest number of elements of a leaf that is copied before it is tried."""
+
 _CHOICES = frozenset({bool, str, type(None)})
 
 _CHECKED: Cache[set[Any]] = Cache()
@@ -173,16 +176,20 @@ def _reduce_together(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> Tensor 
     return torch.stack(list(map(sum_in_order, columns))).to(first.param.device)
 
 
-def _step_copy(stages: Sequence[Stage], leaf: Leaf) -> None:
-    """Step a copy of a leaf. Raise RuntimeError if the result does not fit, or a rule is not pure.
+def _try_step(stages: Sequence[Stage], leaf: Leaf) -> None:
+    """Step a leaf, without a result. Raise RuntimeError if it does not fit, or a rule is not pure.
 
-    Under a dispatch mode, tensors may have no values to compare.
+    A small leaf is copied before, so that a rule that writes to its arguments changes nothing.
+    Copies of a large leaf would take more memory than its step. Under a dispatch mode, tensors may
+    have no values to compare.
     """
     given = tensors_of(leaf)
-    copies = [one.clone() for one in given]
+    is_copied = leaf.param.numel() <= SMALL
+    tried = [one.clone() for one in given] if is_copied else given
+    before = list(map(_writes_to, tried))
     _run_stages(
         [*stages],
-        [with_tensors(leaf, copies)],
+        [with_tensors(leaf, tried)],
         [],
         lambda one, walk: check_kept(one, Stepped(walk.param, tuple(walk.states))),
     )
@@ -194,24 +201,32 @@ def _step_copy(stages: Sequence[Stage], leaf: Leaf) -> None:
         for name, value in zip(getattr(state, "_fields", ()), state, strict=True)
         for _ in field_tensors(value)
     ]
-    for name, one, copy in zip(["param", "grad", *fields], given, copies, strict=True):
-        if type(one) in PLAIN and not one.is_meta and _is_written(copy, one):
+    for name, one, own, writes in zip(
+        ["param", "grad", *fields], tried, given, before, strict=True
+    ):
+        if type(one) in PLAIN and (_writes_to(one) != writes or not _has_bits_of(one, own)):
             raise RuntimeError(
                 f"{', '.join(stage.name for stage in stages)}: a rule wrote to {name}, which is an "
                 "argument, and a rule is a pure function: return new tensors, as by "
                 "`param - lr * grad` in place of `param.sub_(lr * grad)`, or clone() first"
+                f"{'' if is_copied else f'. {leaf.name!r} has been changed by it: load it again'}"
             )
 
 
-def _is_written(copy: Tensor, given: Tensor) -> bool:
-    """Return True if a copy was written to since it was made.
+def _writes_to(tensor: Tensor) -> int:
+    """Return autograd's number of writes to a tensor; 0 if it has none."""
+    return version_of(tensor) if has_versions and not tensor.is_inference() else 0
 
-    Autograd does not count writes through ``.data``, and values that are written may be equal.
+
+def _has_bits_of(copy: Tensor, given: Tensor) -> bool:
+    """Return True if a copy still has the values of a tensor.
+
+    Autograd does not count writes through ``.data``.
     """
-    if has_versions and not copy.is_inference() and version_of(copy):
+    if copy is given or copy.is_meta:
         return True
     pair = [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (copy, given)]
-    return not same_bits(*pair)
+    return same_bits(*pair)
 
 
 class ReferenceExecutor(Executor):
@@ -248,7 +263,7 @@ class ReferenceExecutor(Executor):
             )
 
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        """Step a copy of one leaf of each new kind, and discard the result.
+        """Step one leaf of each new kind, and discard the result.
 
         So a rule raises its errors about shapes and dtypes before anything is written.
 
@@ -272,7 +287,7 @@ class ReferenceExecutor(Executor):
             return
         with torch.no_grad():
             for leaf in new.values():
-                _step_copy(stages, leaf)
+                _try_step(stages, leaf)
         if len(tried) + len(new) > MAX_KINDS:
             tried.clear()
         tried.update(new)

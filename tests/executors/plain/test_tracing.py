@@ -13,6 +13,7 @@ from functional_optim import Optimizer
 from functional_optim.kernels import cache, foreach
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import NotPointwiseError
+from functional_optim.kernels.reference import SMALL
 
 from ...choices import case, pairs
 from ..rules import Hyper, OneState, optimizer_of
@@ -121,6 +122,17 @@ def test_a_rule_that_writes_to_its_arguments_is_refused(how: str, executors: Any
             steps[one["run"]]()
         assert f"mine: a rule wrote to {one['name']}, which is an argument" in str(raised.value)
         assert_same(given, before)
+
+
+def test_a_large_leaf_is_not_copied_to_find_a_rule_that_writes(executors: Any) -> None:
+    """The error says that the leaf has been changed."""
+    for executor in executors:
+        optimizer = optimizer_of(ARGUMENTS["param"]("method")).using(executor=executor)
+        params = {"w": torch.ones(SMALL + 1)}
+        with case(executor=executor), pytest.raises(RuntimeError) as raised:
+            optimizer.update_(params, {"w": torch.ones(SMALL + 1)}, optimizer.init(params))
+        assert "a rule wrote to param, which is an argument" in str(raised.value)
+        assert str(raised.value).endswith("'w' has been changed by it: load it again")
 
 
 A, B = 1.00001, 1.00002
