@@ -186,21 +186,13 @@ def test_an_init_that_returns_memory_it_keeps_is_refused() -> None:
         "init returned a tensor whose elements share memory": lambda: torch.zeros(1).expand(3),
     }.items():
         stage = stage_of(init=lambda p, h, made=made: Buffer(made()))
-        for params in (torch.ones(3), [torch.ones(3), torch.ones(3)]):
-            with refused(TypeError, f"mine: {said}, in the field buf", said=said):
-                chain(stage(lr=0.1)).init(params)
+        with refused(TypeError, f"mine: {said}, in the field buf", said=said):
+            chain(stage(lr=0.1)).init([torch.ones(3), torch.ones(3)])
+        with refused(TypeError, f"mine: {said}, in the field buf", said=said):
+            chain(stage(lr=0.1)).init(torch.ones(3))  # of another optimizer
     param = torch.ones(3)  # its memory may be returned, and is copied
     state = chain(stage_of(init=lambda p, h: Buffer(p))(lr=0.1)).init(param)
     assert state.leaves.stages[0].buf.data_ptr() != param.data_ptr()
-
-
-def test_a_second_call_of_init_draws_no_random_numbers() -> None:
-    found = []
-    for stage in [stage_of(init=lambda p, h: Buffer(torch.rand_like(p)))] * 2:
-        torch.manual_seed(0)
-        state = chain(stage(lr=0.1)).init([torch.ones(3), torch.ones(3)])
-        found.append([one.stages[0].buf.tolist() for one in state.leaves])
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("executor", IN_PYTHON)

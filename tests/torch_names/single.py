@@ -62,10 +62,9 @@ def clone_of_each(names: Any) -> None:
 @row(("torch", "_foreach_"))
 def doing_to_each(names: Any) -> None:
     given = [NORMAL.abs(), torch.tensor(4.0)]
-    function = names.foreach_function("sqrt")
-    found = [one.sqrt() for one in given] if function is None else function(given)
+    found = names.list_function("sqrt")(given)
     assert all(same(one, two.sqrt()) for one, two in zip(found, given, strict=True))
-    assert names.foreach_function("of no such name") is None
+    assert names.list_function("of no such name") is None
 
 
 @row((torch, "_foreach_norm"))

@@ -15,7 +15,7 @@ from torch import Tensor
 from functional_optim._torch.missing_name import MissingName
 
 
-def foreach_function(name: str) -> Callable[..., Any] | None:
+def _foreach_function(name: str) -> Callable[..., Any] | None:
     """Return torch's foreach function, or None. Names with a trailing underscore are in place."""
     found: Callable[..., Any] | None = getattr(torch, f"_foreach_{name}", None)
     return found
@@ -23,7 +23,7 @@ def foreach_function(name: str) -> Callable[..., Any] | None:
 
 def list_function(name: str) -> Callable[..., Any] | None:
     """Return torch's foreach function, or one that calls the method of each tensor, or None."""
-    found = foreach_function(name)
+    found = _foreach_function(name)
     return found if found is not None or not hasattr(Tensor, name) else _each(name)
 
 
@@ -59,19 +59,19 @@ def _unscale_each(grads: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor)
         one.mul_(inverse)
 
 
-foreach_abs: Callable[..., Any] = foreach_function("abs") or _each("abs")
-foreach_add: Callable[..., Any] = foreach_function("add") or _each("add")
-foreach_mul: Callable[..., Any] = foreach_function("mul") or _each("mul")
-foreach_sub: Callable[..., Any] = foreach_function("sub") or _each("sub")
-foreach_add_: Callable[..., Any] = foreach_function("add_") or _each("add_")
+foreach_abs: Callable[..., Any] = _foreach_function("abs") or _each("abs")
+foreach_add: Callable[..., Any] = _foreach_function("add") or _each("add")
+foreach_mul: Callable[..., Any] = _foreach_function("mul") or _each("mul")
+foreach_sub: Callable[..., Any] = _foreach_function("sub") or _each("sub")
+foreach_add_: Callable[..., Any] = _foreach_function("add_") or _each("add_")
 """Add one number to all tensors, in place."""
-foreach_mul_: Callable[..., Any] = foreach_function("mul_") or _each("mul_")
+foreach_mul_: Callable[..., Any] = _foreach_function("mul_") or _each("mul_")
 """Multiply tensors in place: all by a 0-d tensor, or each by its number in a list. (On the CPU,
 torch would round one number for all to the dtype of the tensors first.)"""
-foreach_divide_: Callable[..., Any] = foreach_function("div_") or _each("div_")
+foreach_divide_: Callable[..., Any] = _foreach_function("div_") or _each("div_")
 """Divide each tensor by its number in a list, in place."""
-foreach_copy_: Callable[..., Any] = foreach_function("copy_") or _each("copy_")
-foreach_clone: Callable[..., Any] = foreach_function("clone") or _each("clone")
+foreach_copy_: Callable[..., Any] = _foreach_function("copy_") or _each("copy_")
+foreach_clone: Callable[..., Any] = _foreach_function("clone") or _each("clone")
 foreach_norm: Callable[[list[Tensor]], list[Tensor]] = (
     getattr(torch, "_foreach_norm", None) or _norm_of_each
 )

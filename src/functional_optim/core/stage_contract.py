@@ -8,7 +8,6 @@ from torch import Tensor, fx
 
 from functional_optim._torch.tensors import has_versions, version_of
 from functional_optim.core.format import format_value
-from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Rule, Stage, Transform
 
 TENSORS = (Tensor, fx.Proxy)
@@ -66,68 +65,73 @@ def is_raw_source(stage: Stage) -> bool:
 
 def call_coefficients(stage: Stage, step: Any, hyper: Any, *shared: Any) -> Any:
     """Call a stage's ``coefficients``, and raise TypeError if the result is no named tuple."""
-    made = stage.coefficients(step, hyper, *shared)
+    return checked_coefficients(stage, stage.coefficients(step, hyper, *shared))
+
+
+def checked_coefficients(stage: Stage, made: Any) -> Any:
+    """Return a result of ``coefficients``. Raise TypeError if it is no named tuple."""
     if not hasattr(made, "_fields"):
-        raise coefficients_type_error(stage, made)
+        raise TypeError(
+            f"{stage.name}: coefficients must return a NamedTuple of numbers, which its function "
+            f"gets; it returned {format_value(made)}"
+        )
     return made
 
 
-def coefficients_type_error(stage: Stage, made: Any) -> TypeError:
-    """Return the error for a result of ``coefficients`` that is no named tuple."""
-    return TypeError(
-        f"{stage.name}: coefficients must return a NamedTuple of numbers, which its function gets; "
-        f"it returned {format_value(made)}"
-    )
-
-
 def call_measure(stage: Stage, grad: Tensor) -> Tensor:
-    """Call a stage's ``measure``, and raise TypeError if the result is no 0-d tensor."""
+    """Call a stage's ``measure``, and check that it reads the gradient and returns a 0-d tensor.
+
+    Raises:
+        TypeError: the result is no 0-d tensor.
+        RuntimeError: the function wrote to the gradient.
+    """
     assert isinstance(stage, Transform)
     assert stage.measure is not None
-    before = _writes_to([grad])
+    counts = has_versions and not torch.compiler.is_compiling() and not grad.is_inference()
+    before = version_of(grad) if counts else 0
     made: Any = stage.measure(grad)
     if not isinstance(made, Tensor) or made.dim():
         raise TypeError(
             f"{stage.name}: measure must return a 0-d tensor, what one gradient adds to the total "
             f"of all; it returned {format_value(made)}"
         )
-    _check_only_read(stage, "measure", before, [grad])
+    if counts and version_of(grad) != before:
+        raise RuntimeError(f"{stage.name}: measure{_WROTE}")
     return made
 
 
 def call_reduce(
     stage: Stage, param: Tensor, grad: Tensor, state: Any, coefficients: Any
 ) -> tuple[Tensor, ...]:
-    """Call a stage's ``reduce``, and raise TypeError unless it returns a tensor for each total."""
+    """Call a stage's ``reduce``, and check that it reads its tensors and returns all totals.
+
+    Raises:
+        TypeError: the result is not one tensor of one element for each total.
+        RuntimeError: the function wrote to the parameter or to the gradient.
+    """
     assert stage.reduce is not None
-    before = _writes_to([param, grad])
+    counts = has_versions and not torch.compiler.is_compiling()
+    counts = counts and not (param.is_inference() or grad.is_inference())
+    before = (version_of(param), version_of(grad)) if counts else None
     made: Any = stage.reduce(param, grad, state, coefficients)
-    is_tuple = isinstance(made, tuple) and len(made) == stage.totals
-    if not is_tuple or not all(isinstance(one, Tensor) and one.numel() == 1 for one in made):
+    try:
+        sizes = tuple(map(Tensor.numel, made))
+    except TypeError:  # not a tuple of tensors
+        sizes = ()
+    if sizes != (1,) * stage.totals:
         raise TypeError(
             f"{stage.name}: reduce must return a tuple of {stage.totals} tensors of one element "
             f"each, as totals={stage.totals} declares; it returned {format_value(made)}"
         )
-    _check_only_read(stage, "reduce", before, [param, grad])
+    if counts and (version_of(param), version_of(grad)) != before:
+        raise RuntimeError(f"{stage.name}: reduce{_WROTE}")
     return cast("tuple[Tensor, ...]", made)
 
 
-def _writes_to(tensors: Sequence[Tensor]) -> list[int]:
-    """Return autograd's number of writes to each tensor; 0 for a tensor without one."""
-    has_number = has_versions and not torch.compiler.is_compiling()
-    return [
-        version_of(one) if has_number and type(one) in PLAIN and not one.is_inference() else 0
-        for one in tensors
-    ]
-
-
-def _check_only_read(stage: Stage, name: str, before: list[int], tensors: Sequence[Tensor]) -> None:
-    """Raise RuntimeError if tensors were written to since ``before`` was returned for them."""
-    if _writes_to(tensors) != before:
-        raise RuntimeError(
-            f"{stage.name}: {name} wrote to its arguments, which it may only read: compute with "
-            "new tensors, as by `grad * 2` in place of `grad.mul_(2)`"
-        )
+_WROTE = (
+    " wrote to its arguments, which it may only read: compute with new tensors, as by `grad * 2` "
+    "in place of `grad.mul_(2)`"
+)
 
 
 def init_state(stage: Stage, param: Tensor, hyper: Any) -> Any:

@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -55,8 +56,8 @@ def init_stages(
         states: list[Any] = [()] * len(stages)
         for k, stage, hyper in with_state:
             states[k] = init_state(stage, view, hyper)
-            if not made and stage not in _TRIED:
-                _check_new_memory(stage, view, hyper, states[k])
+            if len(made) < 2 and not torch.compiler.is_compiling() and stage not in _TRIED:
+                _check_new_memory(stage, view, states[k])
         is_usual = view is param and type(param) in PLAIN
         made.append(tuple(states if is_usual else _as_param(stages, states, param, view)))
     if _are_new(params, state_tensors(chain.from_iterable(made))):
@@ -65,25 +66,28 @@ def init_stages(
 
 
 _TRIED: set[Stage] = set()
-"""Stages whose ``init`` returns new memory in each call."""
+"""Stages whose ``init`` returned new memory in two calls."""
+
+_FIRST: dict[Stage, list[ReferenceType[Tensor]]] = {}
+"""The tensors of the first call of a stage's ``init``."""
 
 MAX_TRIED = 512
-"""Largest number of such stages that are remembered."""
+"""Largest number of stages in each of both."""
 
 
-def _check_new_memory(stage: Stage, param: Tensor, hyper: Any, state: Any) -> None:
-    """Raise TypeError if a second call of ``init`` returns memory of the first, or of one element.
+def _check_new_memory(stage: Stage, param: Tensor, state: Any) -> None:
+    """Raise TypeError if ``init`` returned memory of its first call, or tensors of one element.
 
     A step would then write to the state of several parameters.
     """
-    if torch.compiler.is_compiling() or is_transforming() or type(param) not in PLAIN:
-        return
-    devices = [param.device] if param.is_cuda else []
-    with torch.random.fork_rng(devices=devices):  # so that the next draw is that of one call
-        again = init_state(stage, param, hyper)
-    kept = storage_addresses(state_tensors([state])) - storage_addresses([param])
-    pairs = zip(getattr(again, "_fields", ()), again, strict=True)
-    for name, tensor in ((name, one) for name, value in pairs for one in field_tensors(value)):
+    if is_transforming() or type(param) not in PLAIN or param.is_meta:
+        return  # there is no memory to compare
+    first = _FIRST.get(stage)
+    earlier = [tensor for one in first or () if (tensor := one()) is not None]
+    kept = storage_addresses(earlier) - storage_addresses([param])
+    pairs = zip(getattr(state, "_fields", ()), state, strict=True)
+    every = [(name, tensor) for name, value in pairs for tensor in field_tensors(value)]
+    for name, tensor in every:
         found = None
         if not kept.isdisjoint(storage_addresses([tensor])):
             found = "memory that it also returned in another call"
@@ -94,9 +98,14 @@ def _check_new_memory(stage: Stage, param: Tensor, hyper: Any, state: Any) -> No
                 f"{stage.name}: init returned {found}, in the field {name} of its state, and each "
                 "parameter needs state of its own; return a new tensor, as by clone()"
             )
-    if len(_TRIED) >= MAX_TRIED:
+    if max(len(_FIRST), len(_TRIED)) >= MAX_TRIED:
+        _FIRST.clear()
         _TRIED.clear()
-    _TRIED.add(stage)
+    if first is None:
+        _FIRST[stage] = [ref(tensor) for _, tensor in every]
+    else:
+        _FIRST.pop(stage, None)
+        _TRIED.add(stage)
 
 
 def _as_param(

@@ -1,4 +1,4 @@
-"""Errors of chains that cannot be traced, scripted, or split into elements."""
+"""Errors of chains that cannot be traced, scripted, or split, and of rules that are not pure."""
 
 
 class UntraceableError(TypeError):
@@ -7,6 +7,10 @@ class UntraceableError(TypeError):
 
 class NotPointwiseError(ValueError):
     """A chain declares that it is pointwise, but computes with more than one element at a time."""
+
+
+class NotPureError(RuntimeError):
+    """A rule or a transform wrote to its arguments; the text names the argument."""
 
 
 class UnscriptableError(TypeError):

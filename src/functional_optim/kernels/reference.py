@@ -38,6 +38,7 @@ from functional_optim.core.stage_contract import (
 from functional_optim.core.state import field_tensors, state_tensors
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import tensors_of, with_tensors
+from functional_optim.kernels.errors import NotPureError
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.lowering import TensorScalarMode
 from functional_optim.kernels.totals import (
@@ -205,7 +206,7 @@ def _try_step(stages: Sequence[Stage], leaf: Leaf) -> None:
         ["param", "grad", *fields], tried, given, before, strict=True
     ):
         if type(one) in PLAIN and (_writes_to(one) != writes or not _has_bits_of(one, own)):
-            raise RuntimeError(
+            raise NotPureError(
                 f"{', '.join(stage.name for stage in stages)}: a rule wrote to {name}, which is an "
                 "argument, and a rule is a pure function: return new tensors, as by "
                 "`param - lr * grad` in place of `param.sub_(lr * grad)`, or clone() first"
@@ -225,8 +226,8 @@ def _has_bits_of(copy: Tensor, given: Tensor) -> bool:
     """
     if copy is given or copy.is_meta:
         return True
-    pair = [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (copy, given)]
-    return same_bits(*pair)
+    pair = [one.resolve_conj().resolve_neg() for one in (copy, given)]
+    return same_bits(*[torch.view_as_real(one) if one.is_complex() else one for one in pair])
 
 
 class ReferenceExecutor(Executor):

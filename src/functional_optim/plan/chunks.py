@@ -14,7 +14,7 @@ from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import Scalars
 from functional_optim.core.named_tuples import from_fields
 from functional_optim.core.stage import Stage, same_coefficients
-from functional_optim.core.stage_contract import coefficients_type_error
+from functional_optim.core.stage_contract import checked_coefficients
 from functional_optim.kernels import Chunks, Leaf
 from functional_optim.kernels.chunks import (
     Table,
@@ -92,7 +92,7 @@ class Chunk:
             except ArithmeticError as error:
                 raise coefficients_error(stage, step, own, error) from error
             if not hasattr(one, "_fields"):
-                raise coefficients_type_error(stage, one)
+                checked_coefficients(stage, one)
             made.append(one)
         return step_scalars((hypers, tuple(made), step, Scalars.HOST))
 

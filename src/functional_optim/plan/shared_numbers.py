@@ -285,5 +285,7 @@ def combined(
                 "the members of a population: step these one by one"
             )
         raise
+    if type(made) is stage.shared and {float}.issuperset(map(type, made)):
+        return made
     _check_record(stage, "combine", made)
-    return made if not made or {float}.issuperset(map(type, made)) else as_numbers(made)
+    return made if not made else as_numbers(made)

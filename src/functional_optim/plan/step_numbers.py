@@ -11,7 +11,7 @@ from functional_optim.core.hyper import FIXED, is_plain, resolve, to_floats
 from functional_optim.core.leaf import Scalars
 from functional_optim.core.on_global_step import at_global_step
 from functional_optim.core.stage import Stage, same_coefficients
-from functional_optim.core.stage_contract import call_coefficients
+from functional_optim.core.stage_contract import checked_coefficients
 from functional_optim.core.state import Shared
 from functional_optim.numeric import larger
 from functional_optim.plan.item import (
@@ -138,15 +138,16 @@ class StepNumbers:
                 if stage.coefficients is same_coefficients:
                     made = own
                 elif stage.combine is None:
-                    made = call_coefficients(stage, at, own)
+                    made = stage.coefficients(at, own)
                 else:
                     shared = self.shared[place]
                     shared = _move_shared(shared, step) if isinstance(step, Tensor) else shared
-                    made = call_coefficients(stage, at, own, shared)
+                    made = stage.coefficients(at, own, shared)
             except ArithmeticError as error:
                 raise coefficients_error(stage, at, own, error) from error
             resolved.append(own)
-            found.append(made if FIXED.issuperset(map(type, made)) else to_floats(made))
+            is_fixed = hasattr(made, "_fields") and FIXED.issuperset(map(type, made))
+            found.append(made if is_fixed else to_floats(checked_coefficients(stage, made)))
         both = step_scalars((tuple(resolved), tuple(found), step, Scalars.HOST))
         if key is not None:
             self._made[key] = both

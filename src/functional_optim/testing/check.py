@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from hypothesis import strategies as st
 
-from functional_optim.kernels.errors import UnscriptableError
+from functional_optim.kernels.errors import NotPureError, UnscriptableError
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.laws import LAWS
 from functional_optim.testing.runs import REAL_DTYPES, WIDE_SHAPE, Run, replay_steps, runs
@@ -247,7 +247,7 @@ def _try_law(name: str, subject: Subject, run: Run) -> None:
     """
     try:
         LAWS[name].check(subject, run)
-    except AssertionError:
+    except (AssertionError, NotPureError):
         raise
     except UnscriptableError as error:
         raise _RefusedError from error

@@ -17,6 +17,7 @@ from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import State
 from functional_optim.core.views import real_view
 from functional_optim.kernels import needs_total
+from functional_optim.kernels.errors import NotPureError
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.compare import (
     require_near,
@@ -62,7 +63,10 @@ def pure(subject: Subject, run: Run) -> None:
         for grads in run.grads():
             before = snapshot((params, grads, state))
             written = versions((params, grads, state))
-            new_params, new_state = optimizer.update(params, grads, state)
+            try:
+                new_params, new_state = optimizer.update(params, grads, state)
+            except NotPureError as error:
+                raise AssertionError(f"update wrote to one of its inputs: {error}") from error
             require_same("inputs of update", (params, grads, state), before)
             assert versions((params, grads, state)) == written, "update wrote to one of its inputs"
             params, state = new_params, new_state
