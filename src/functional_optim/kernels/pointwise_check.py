@@ -48,8 +48,8 @@ def check_pointwise_stages(stages: Sequence[Stage], chunk: Leaf, totals: Sequenc
     left = iter(totals)
     on_device = chunk.scalars is Scalars.DEVICE
     functions: Any = TensorScalarMode() if on_device else nullcontext()
-    forked = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-    with torch.no_grad(), forked, functions:
+    # Torch's random number generator is not restored: other threads may draw at the same time.
+    with torch.no_grad(), functions:
         for stage, state, given in zip(stages, chunk.states, chunk.coefficients, strict=True):
             sums = [next(left).to(device)] if is_measured(stage) else []
             nonzero = map_values(float, lambda number: number or NONZERO, given)

@@ -2,6 +2,7 @@
 
 import itertools
 from enum import Enum
+from threading import Thread
 from typing import Any, NamedTuple
 
 import pytest
@@ -168,6 +169,24 @@ def test_random_numbers_are_no_graph() -> None:
             zeros, ones = torch.zeros(64), torch.ones(64)
             after, state = pure_steps(optimizer, zeros, lambda _, ones=ones: ones, 1)
             assert not torch.equal(-after, state.leaves.stages[0].kept)  # two draws, not one
+
+
+def test_numbers_that_other_threads_draw_meanwhile_are_not_drawn_again() -> None:
+    """A check of the stages does not restore the generator, which all threads share."""
+    drawn: list[float] = []
+
+    def draws_elsewhere(p: Any, g: Any, s: Any, c: Any) -> Any:
+        thread = Thread(target=lambda: drawn.append(torch.rand(()).item()))
+        thread.start()
+        thread.join()
+        return p - c.lr * g, s
+
+    torch.manual_seed(5)
+    pure_steps(optimizer_of(draws_elsewhere).using(executor="blocked"), tree(0), gradients)
+    after = torch.rand(()).item()
+    torch.manual_seed(5)
+    assert [*drawn, after] == [torch.rand(()).item() for _ in range(len(drawn) + 1)]
+    assert len(drawn) > 3
 
 
 def to_half(p: Tensor, g: Tensor, s: OneState, c: Hyper) -> tuple[Tensor, OneState]:
