@@ -72,11 +72,11 @@ _FIRST: dict[Stage, list[ReferenceType[Tensor]]] = {}
 """The tensors of the first call of a stage's ``init``."""
 
 MAX_TRIED = 512
-"""Largest number of stages in each of both."""
+"""Largest number of stages in ``_TRIED``, and in ``_FIRST``."""
 
 
 def _check_new_memory(stage: Stage, param: Tensor, state: Any) -> None:
-    """Raise TypeError if ``init`` returned memory of its first call, or tensors of one element.
+    """Raise TypeError if ``init`` returned memory of its first call, or an expanded tensor.
 
     A step would then write to the state of several parameters.
     """

@@ -91,7 +91,7 @@ class Chunk:
                 one = own if of is same_coefficients else of(step, own)
             except ArithmeticError as error:
                 raise coefficients_error(stage, step, own, error) from error
-            if not hasattr(one, "_fields"):
+            if not hasattr(one, "_fields"):  # without a call in each step
                 checked_coefficients(stage, one)
             made.append(one)
         return step_scalars((hypers, tuple(made), step, Scalars.HOST))
