@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest import mock
 
 from sharding.transport import shared_memory, shared_slots
 
-SLOT = 256
-"""Bytes of the smallest slot, so few that tests need larger slots after the first ones."""
+SLOT_BYTES = 512
+"""Bytes of a slot, so few that operations of tests have many pieces."""
 
 
 class Seen:
@@ -21,14 +22,14 @@ class Seen:
 def through_memory() -> Iterator[Seen]:
     """Make new transports use memory for everything; all ranks must open this together."""
     seen = Seen()
-    finish = shared_slots.SharedSlots.finish
+    run = shared_slots.SharedSlots.run
 
-    def counted(self: shared_slots.SharedSlots, number: int) -> None:
+    def counted(self: shared_slots.SharedSlots, *args: Any) -> None:
         seen.operations += 1
-        finish(self, number)
+        run(self, *args)
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(shared_memory, "SMALLEST", 1))
-        stack.enter_context(mock.patch.object(shared_slots, "SMALLEST_SLOT", SLOT))
-        stack.enter_context(mock.patch.object(shared_slots.SharedSlots, "finish", counted))
+        stack.enter_context(mock.patch.object(shared_slots, "SLOT_BYTES", SLOT_BYTES))
+        stack.enter_context(mock.patch.object(shared_slots.SharedSlots, "run", counted))
         yield seen

@@ -2,17 +2,20 @@
 
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from sharding.transport import make_transport, segment, shared_slots
+from sharding.transport.messages import MessageTags
 from sharding.transport.segment import SharedSegment
 from tests.ddp.through_memory import through_memory
 
@@ -37,33 +40,65 @@ def names() -> list[int]:
     with through_memory():
         transport: Any = make_transport()
         assert _exchanged(transport)
-        every = [kind.slots for kind in (transport._reducing, transport._gathering)]
-        own = [one for slots in every for one in slots._used.values()]
-        others = [one for slots in every for mapped in slots._mapped.values() for one in mapped]
-        assert len(own) == 2 and len(others) == 2 * (transport.size - 1)
-        return [os.fstat(one.address.descriptor).st_nlink for one in own]
+        every = [
+            one
+            for kind in (transport._reducing, transport._gathering)
+            for one in kind.slots.segments
+        ]
+        assert len(every) == 2 * transport.size
+        return [os.fstat(one.address.descriptor).st_nlink for one in every if _is_own(one)]
+
+
+def _is_own(one: SharedSegment) -> bool:
+    return one.address.process == os.getpid()
 
 
 def waited_in_another_order() -> bool:
-    """Wait for operations in an order that differs between ranks; each has a larger slot."""
+    """Wait for operations of both kinds, of one to many pieces, in an order of each rank."""
     with through_memory() as seen:
         transport: Any = make_transport()
         rank, size = transport.rank, transport.size
         flats, works = [], []
         for number in range(8):
-            flats.append(gradient(rank, 100 * (number + 1), torch.float32))
-            ranges = CUTS["even"](len(flats[-1]), size)
-            works.append(transport.all_gather(flats[-1], ranges))
+            flats.append(gradient(rank, 300 * (number + 1), torch.float32))
+            operation = transport.reduce_scatter if number % 2 else transport.all_gather
+            works.append(operation(flats[-1], CUTS["even"](len(flats[-1]), size)))
             if rank and number == 3:
                 works[3].wait()
-        for work in works[::-1] if rank else works:
-            work.wait()
+        for number in sorted(range(8), key=lambda at: at * (2 * rank - 1) % 8):
+            works[number].wait()
         assert seen.operations == 8
-    return all(
-        same(flat[start:stop], gradient(source, len(flat), torch.float32)[start:stop])
-        for flat in flats
-        for source, (start, stop) in enumerate(CUTS["even"](len(flat), size))
-    )
+    return all(map(_is_right, range(8), flats))
+
+
+def read_late() -> bool:
+    """Let one rank read late what the others write; they must not fill a slot again before."""
+    wait = shared_slots.wait_messages
+
+    def wait_longer(*args: Any) -> None:
+        wait(*args)
+        time.sleep(0.003)
+
+    with through_memory(), ExitStack() as stack:
+        transport: Any = make_transport()
+        if transport.rank == 1:
+            stack.enter_context(mock.patch.object(shared_slots, "wait_messages", wait_longer))
+        flats = [gradient(transport.rank, 6000, torch.float32) for _ in range(4)]
+        for number, flat in enumerate(flats):
+            operation = transport.reduce_scatter if number % 2 else transport.all_gather
+            operation(flat, CUTS["even"](len(flat), transport.size)).wait()
+    return all(map(_is_right, range(4), flats))
+
+
+def _is_right(number: int, flat: Tensor) -> bool:
+    """Return True if a gather (even numbers) or a sum has the right result on this rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    every = [gradient(source, len(flat), torch.float32) for source in range(size)]
+    ranges = CUTS["even"](len(flat), size)
+    if number % 2:
+        own = slice(*ranges[rank])
+        return same(flat[own], reduced(every)[own])
+    return all(same(flat[a:b], one[a:b]) for one, (a, b) in zip(every, ranges, strict=True))
 
 
 def _not_here(*_: Any) -> None:
@@ -111,4 +146,4 @@ def killed_before_others_know(file: str) -> None:
     shared_slots._gather_numbers = killed
     world = dist.group.WORLD
     assert world is not None
-    shared_slots.can_share(world)
+    shared_slots.share_memory(world, MessageTags(world))

@@ -28,6 +28,11 @@ def test_ranks_may_wait_in_any_order() -> None:
     assert [outcome.result() for outcome in outcomes["order"]] == [True] * 3
 
 
+def test_a_slot_is_filled_again_only_after_all_ranks_have_read_it() -> None:
+    outcomes = run_ranks({"late": Job(memory_jobs.read_late)}, ranks=3, seconds=60)
+    assert [outcome.result() for outcome in outcomes["late"]] == [True] * 3
+
+
 def test_nothing_of_it_has_a_name() -> None:
     """Shared memory has no file names, so killed ranks leave nothing, and /dev/shm is not used."""
     for outcome in run_ranks({"names": Job(memory_jobs.names)}, ranks=3, seconds=120)["names"]:

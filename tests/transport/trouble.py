@@ -7,15 +7,18 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from sharding.transport import TransportError, make_transport
+from sharding.transport.shared_slots import Exchange, SharedSlots
 from tests.ddp.through_memory import through_memory
 
 from .buffers import CUTS, gradient, same
@@ -206,38 +209,33 @@ def never_came(never: int) -> dict[str, str]:
 
 @memory_only
 def ends_early(last: int) -> list[bool]:
-    """End one rank after its operations, while the other ranks have not read what it sent.
-
-    Twice: with slots that the other ranks know, and with slots that are new to them.
-    """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    started = [
-        (Launch("all_gather", LONG, done=8), True),
-        (Launch("all_gather", LONG, done=1), False),
-    ]
+    """End one rank after an operation, while the other ranks have not read its last piece."""
+    one = Launch("all_gather", LONG, done=1)
     meet("begun")
     store = dist.distributed_c10d._get_default_store()
-    works = [(one.launch(), is_known) for one, is_known in started]
-    meet("launched")
-    if rank == last:
+    if one.rank == last:
         store.set("process", str(os.getpid()))
-        for work, _ in works:
-            work.wait()
+        one.launch().wait()
         os._exit(0)
     process = Path("/proc", store.get("process").decode())
-    for work, is_known in works:
-        if is_known:  # with a new slot, the last rank waits until the others have it
-            continue
-        work.wait()
-    # The last rank is a zombie until its parent looks.
-    _wait_until(lambda: not process.exists() or " (zombie)" in (process / "status").read_text())
-    for work, _ in works:
-        work.wait()
-    others = [other for other in range(size) if other != last]
-    meet("taken", others)
+    run = SharedSlots.run
+
+    def read_last_piece_late(slots: SharedSlots, operation: str, given: Exchange) -> None:
+        def take(piece: slice, received: Mapping[int, Tensor]) -> None:
+            if piece == given.pieces[-1]:
+                # The last rank is a zombie until its parent looks.
+                _wait_until(
+                    lambda: not process.exists() or " (zombie)" in (process / "status").read_text()
+                )
+            given.take(piece, received)
+
+        run(slots, operation, given._replace(take=take))
+
+    with mock.patch.object(SharedSlots, "run", read_last_piece_late):
+        one.launch().wait()
+    meet("taken", [other for other in range(dist.get_world_size()) if other != last])
     return [
         same(one.flat[start:stop], gradient(other, N, torch.float32)[start:stop])
-        for one, _ in started
         for other, (start, stop) in enumerate(one.ranges)
     ]
 

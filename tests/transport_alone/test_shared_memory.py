@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from sharding.transport.segment import Address, SharedSegment
-from sharding.transport.shared_slots import FilledSlot, SharedSlots
+from sharding.transport.shared_slots import ALIGNMENT, SLOTS, SharedSlots
 
 
 def test_a_segment_is_found_by_its_address_and_size() -> None:
@@ -63,28 +62,11 @@ def test_where_there_are_no_such_files(monkeypatch: pytest.MonkeyPatch) -> None:
         SharedSegment.create(5000)
 
 
-def test_a_slot_is_used_again_only_after_all_ranks_have_read_it() -> None:
-    def group(rank: int) -> Any:
-        return SimpleNamespace(size=lambda: 3, rank=lambda: rank)
-
-    def write(rank: int) -> FilledSlot:
-        part = torch.full((8,), rank, dtype=torch.uint8)
-        return slots[rank].write({other: part for other in range(3) if other != rank})
-
-    def read(rank: int, source: int, made: FilledSlot) -> None:
-        part = slots[rank].read("test", made.number, source, made.words[rank], 8)
-        assert part.tolist() == [source] * 8
-
-    slots = [SharedSlots(group(rank)) for rank in range(3)]
-    first = [write(rank) for rank in range(3)]
-    for rank in range(3):
-        for source in {0, 1, 2} - {rank}:
-            read(rank, source, first[source])
-        slots[rank].finish(0)
-    later = {rank: write(rank) for rank in (1, 2)}
-    read(0, 1, later[1])  # rank 1 has read the first slot; rank 2 may still read it
-    second = write(0)
-    assert second.is_new
-    read(0, 2, later[2])
-    third = write(0)
-    assert not third.is_new and torch.equal(third.words[1][1:4], first[0].words[1][1:4])
+@pytest.mark.parametrize(("nbytes", "parts"), [(0, 1), (1, 3), (300, 1), (5000, 1), (5000, 5)])
+def test_pieces_fill_a_slot_at_most(nbytes: int, parts: int) -> None:
+    segment = SharedSegment.create(SLOTS * 512)
+    slots = SharedSlots(SimpleNamespace(), SimpleNamespace(), [segment])  # type: ignore[arg-type]
+    pieces = slots.cut(nbytes, parts)
+    assert [at for piece in pieces for at in range(nbytes)[piece]] == list(range(nbytes))
+    for piece in pieces:
+        assert piece.start % ALIGNMENT == 0 and parts * (piece.stop - piece.start) <= 512

@@ -27,7 +27,8 @@ def make_transport(
         group: a process group that this rank is a member of, or a DeviceMesh of one dimension; by
             default the world.
         device: of the tensors.
-        in_flight: on CPUs, the largest number of pending operations; each needs memory.
+        in_flight: over the network between CPUs, the largest number of pending reduce_scatters;
+            each needs memory.
 
     Returns:
         A :class:`~sharding.transport.SharedMemoryTransport` around a
@@ -55,9 +56,7 @@ def make_transport(
         return LocalTransport(members)
     backend = backends_of(members).get(kind)
     if (kind, backend) == ("cpu", "gloo"):
-        return SharedMemoryTransport(
-            GlooTransport(members, in_flight=in_flight), in_flight=in_flight
-        )
+        return SharedMemoryTransport(GlooTransport(members, in_flight=in_flight))
     if (kind, backend) == ("cuda", "nccl"):
         return NcclTransport(members)
     raise ValueError(

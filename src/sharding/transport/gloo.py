@@ -95,7 +95,7 @@ class GlooTransport:
         _wait_at_exit()
         self._reducing: deque[PendingWork] = deque()
         self._gathering: deque[PendingWork] = deque()
-        self.reduce_tags = MessageTags(group)
+        self._tags = MessageTags(group)
         self._gathers = itertools.count()
 
     def reduce_scatter(
@@ -116,7 +116,7 @@ class GlooTransport:
             buffer[at * nbytes : (at + 1) * nbytes].view(own.dtype) for at in range(len(others))
         ]
 
-        number, tag = self.reduce_tags.next()
+        number, tag = self._tags.next()
         targets = dict(zip(others, received, strict=True))
         moves = []
         for step in range(1, self.size):  # so that no rank is the first target of all others

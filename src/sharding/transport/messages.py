@@ -48,7 +48,7 @@ class MessageTags:
             raise RuntimeError(
                 f"{channel:,} sequences of messages were made on this process group, and there are "
                 "tags for no more: further messages could be taken for those of another sequence. "
-                "Every transport has one or two sequences, also after it is gone: keep transports, "
+                "Every transport has 1 to 3 sequences, also after it is gone: keep transports, "
                 "optimizers and hooks in place of making new ones, or make a new process group"
             )
         _CHANNELS[group] = channel + 1

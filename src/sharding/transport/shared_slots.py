@@ -1,10 +1,8 @@
-"""Slots: the memory in which a rank leaves its parts, and from which it reads those of others."""
+"""Slots in memory that all ranks of a host share, through which pieces of tensors pass."""
 
 import os
-import threading
 import warnings
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -13,164 +11,145 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sharding.transport import segment
-from sharding.transport.groups import GroupRank, format_ranks
-from sharding.transport.messages import ADVICE, launch_broadcast, wait_messages
+from sharding.transport.messages import (
+    ADVICE,
+    Direction,
+    MessageTags,
+    launch_broadcast,
+    launch_messages,
+    wait_messages,
+)
 from sharding.transport.protocol import TransportError
 from sharding.transport.segment import NOWHERE, Address, SharedSegment
 
 SWITCH = "FUNCTIONAL_OPTIM_SHARED_MEMORY"
 """Environment variable. If it is 0 on any rank, all ranks use the network."""
-MOST = 512
+MOST = 64
 """The largest number of ranks of a group that share memory."""
+SLOTS = 2
+"""Slots of a rank. A rank announces a piece when it has read the piece before. So when a rank has
+all announcements of a piece, it can fill the slot of the piece before again."""
+SLOT_BYTES = 1 << 22
 ALIGNMENT = 64
-SMALLEST_SLOT = 1 << 20
-KEPT = 16
-"""Number of segments of another rank that stay mapped."""
 
 
-class FilledSlot(NamedTuple):
-    """Parts in a slot."""
+class Exchange(NamedTuple):
+    """Bytes that a rank sends and gets in one operation."""
 
-    number: int
-    """Of the operation."""
-    words: dict[int, Tensor]
-    """The announcement to each rank. It begins with 1 if the slot is new."""
-    is_new: bool
-    """True if the other ranks have not seen the slot before."""
+    sent: Mapping[int, Tensor]
+    """By other rank, the bytes that it gets; several ranks may get the same tensor."""
+    wanted: Mapping[int, int]
+    """By other rank, the number of bytes that it sends."""
+    take: Callable[[slice, Mapping[int, Tensor]], None]
+    """Function that processes a piece: a slice of what each rank sends, and, by rank, the bytes of
+    the slice, in the memory of the other ranks. It may change what only this rank gets."""
+    pieces: tuple[slice, ...]
+    """The slices, the same on all ranks."""
 
 
 class SharedSlots:
-    """Memory of this rank for operations of one kind, and the memory of the other ranks.
+    """Slots of this rank and of all other ranks, for operations of one kind.
 
-    Every rank announces its parts to every other rank, with the number of its first operation that
-    is not finished. So a rank knows when all others have read a slot, and then uses it again. It
-    has one or two slots more than operations in flight.
+    All ranks make the same operations in the same order, each in one thread. The pieces of all
+    operations are numbered, and pass through the slots in turn. Gloo messages announce them.
 
     Args:
         group: of the ranks.
+        tags: of the announcements.
+        segments: by rank, the memory of its slots.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._lock = threading.Lock()
-        self._free: list[SharedSegment] = []
-        self._used: dict[int, SharedSegment] = {}
-        """By the number of the operation."""
-        self._count = 0
-        others = [rank for rank in range(group.size()) if rank != group.rank()]
-        self._known = dict.fromkeys(others, 0)
-        """By rank, its first operation that was not finished when it was last heard of."""
-        self._first = 0
-        """This rank's first operation that is not finished."""
-        self._mapped: dict[int, OrderedDict[Address, SharedSegment]] = {}
+    def __init__(
+        self, group: dist.ProcessGroup, tags: MessageTags, segments: Sequence[SharedSegment]
+    ) -> None:
+        self._group, self._tags = group, tags
+        self.segments = segments
+        memory = [torch.frombuffer(one.memory, dtype=torch.uint8) for one in segments]
+        self._slots = [one.tensor_split(SLOTS) for one in memory]
+        self._error: BaseException | None = None
 
-    def write(self, parts: Mapping[int, Tensor]) -> FilledSlot:
-        """Copy parts, which are bytes by rank, to a free slot; the same part once."""
-        places, size = dict[int, int](), 0
-        for part in parts.values():
-            if id(part) not in places:
-                places[id(part)] = size
-                size += -(-part.numel() // ALIGNMENT) * ALIGNMENT
-        with self._lock:
-            number, first = self._count, self._first
-            self._count += 1
-            free = self._free_slot(size)
-            slot = self._used[number] = free or self._new_slot(size)
-        memory = torch.frombuffer(slot.memory, dtype=torch.uint8)
-        for part in {id(one): one for one in parts.values()}.values():
-            at = places[id(part)]
-            memory[at : at + part.numel()].copy_(part)
-        own = [free is None, *slot.address, len(slot.memory), number, first]
-        words = {
-            rank: torch.tensor([*own, places[id(part)], part.numel()], device="cpu")
-            for rank, part in parts.items()
-        }
-        return FilledSlot(number, words, free is None)
+    def cut(self, nbytes: int, parts: int = 1) -> tuple[slice, ...]:
+        """Return the pieces of parts with at most ``nbytes`` bytes, if a slot has several parts."""
+        room = self._slots[0][0].numel() // parts
+        step = max(room // ALIGNMENT, 1) * ALIGNMENT
+        return tuple(slice(start, start + step) for start in range(0, nbytes, step))
 
-    def _free_slot(self, nbytes: int) -> SharedSegment | None:
-        """Return the smallest slot that is free and large enough, or None."""
-        read = min(self._known.values())
-        for number in [one for one in self._used if one < read]:
-            self._free.append(self._used.pop(number))
-        fitting = [one for one in self._free if len(one.memory) >= nbytes]
-        if not fitting:
-            return None
-        found = min(fitting, key=_size)
-        self._free.remove(found)
-        return found
-
-    def _new_slot(self, nbytes: int) -> SharedSegment:
-        """Return a new slot, which replaces the largest free one."""
-        if self._free:
-            self._free.remove(max(self._free, key=_size))
-        try:
-            return SharedSegment.create(max(nbytes, SMALLEST_SLOT))
-        except OSError as error:
-            raise TransportError(
-                f"{error}; free some memory, or set {SWITCH}=0 on any rank, and all ranks use the "
-                f"network. {ADVICE}"
-            ) from error
-
-    def read(self, operation: str, number: int, rank: int, word: Tensor, nbytes: int) -> Tensor:
-        """Return the part that another rank has announced, in its memory.
+    def run(self, operation: str, exchange: Exchange) -> None:
+        """Send and get all pieces of an operation. After an error, no operation runs any more.
 
         Raises:
-            TransportError: the announcement is of another operation, or the rank is gone.
+            TransportError: a rank died, did not come, or runs another operation.
         """
-        _, process, descriptor, token, size, other, first, at, found = word.tolist()
-        if (other, found) != (number, nbytes):
-            raise TransportError(
-                f"{operation}: group rank {rank} sends {found} bytes, where {nbytes} are expected; "
-                "all ranks must launch the same operations, in the same order"
-            )
-        with self._lock:
-            self._known[rank] = first
-            mapped = self._mapped.setdefault(rank, OrderedDict())
-            address = Address(process, descriptor, token)
-            if address not in mapped:
-                mapped[address] = self._attach(operation, rank, address, size)
-            mapped.move_to_end(address)
-            while len(mapped) > KEPT:
-                mapped.popitem(last=False)
-            memory = mapped[address].memory
-        return torch.frombuffer(memory, dtype=torch.uint8)[at : at + nbytes]
-
-    def _attach(self, operation: str, rank: int, address: Address, nbytes: int) -> SharedSegment:
+        if self._error is not None:
+            raise TransportError(f"{operation} follows an error: {self._error}") from self._error
         try:
-            return SharedSegment.attach(address, nbytes)
-        except OSError as error:
-            raise TransportError(
-                f"{operation}: {format_ranks(self._group, [GroupRank(rank)])} has announced shared "
-                f"memory that cannot be opened ({error}): it died, or ended after an error of its "
-                f"own. {ADVICE}"
-            ) from error
+            for piece in exchange.pieces:
+                self._exchange(operation, exchange, piece)
+        except BaseException as error:
+            self._error = error
+            raise
 
-    def finish(self, number: int) -> None:
-        """Record that this rank has read all parts of an operation. They finish in their order."""
-        with self._lock:
-            self._first = number + 1
+    def _exchange(self, operation: str, exchange: Exchange, piece: slice) -> None:
+        """Write a piece for the other ranks, wait for the pieces that they write, and read them."""
+        number, tag = self._tags.next()
+        places = self._write(number, exchange.sent, piece)
+        own, size = self._group.rank(), self._group.size()
+        words, moves = {}, []
+        for rank in (*range(own + 1, size), *range(own)):
+            # Each rank begins with another one, so that no rank gets all messages first.
+            count = exchange.sent[rank][piece].numel()
+            word = torch.tensor([number, places[rank], count], device="cpu")
+            words[rank] = torch.zeros_like(word)
+            moves.append((Direction.TO, rank, word, count))
+            moves.append((Direction.FROM, rank, words[rank], count))
+        wait_messages(operation, self._group, launch_messages(operation, self._group, moves, tag))
+        found = {}
+        for rank, word in sorted(words.items()):
+            expected = len(range(exchange.wanted[rank])[piece])
+            other, start, count = word.tolist()
+            if (other, count) != (number, expected):
+                raise TransportError(
+                    f"{operation}: group rank {rank} sends {count} bytes as its piece {other}, "
+                    f"where {expected} bytes as piece {number} are expected; all ranks must launch "
+                    f"the same operations, in the same order. {ADVICE}"
+                )
+            if count:
+                found[rank] = self._slots[rank][number % SLOTS][start : start + count]
+        if found:
+            exchange.take(piece, found)
+
+    def _write(self, number: int, sent: Mapping[int, Tensor], piece: slice) -> dict[int, int]:
+        """Copy a piece of each part to a slot; return the place in the slot by rank."""
+        slot, room = self._slots[self._group.rank()][number % SLOTS], 0
+        places = dict[int, int]()
+        for part in sent.values():
+            if id(part) not in places:
+                places[id(part)] = room
+                found = part[piece]
+                slot[room : room + found.numel()].copy_(found)
+                room += -(-found.numel() // ALIGNMENT) * ALIGNMENT
+        return {rank: places[id(part)] for rank, part in sent.items()}
 
 
-def _size(slot: SharedSegment) -> int:
-    return len(slot.memory)
-
-
-def can_share(group: dist.ProcessGroup) -> bool:
-    """Return True if all ranks of a group can share memory. Collective.
+def share_memory(group: dist.ProcessGroup, tags: MessageTags) -> SharedSlots | None:
+    """Return slots in memory that all ranks share; None if some rank cannot. Collective.
 
     Raises:
         TransportError: a rank did not come.
     """
     if group.size() > MOST:
-        return False
+        return None
     own = _create_segment()
     every = [Address(*one) for one in _gather_numbers(group, own.address if own else NOWHERE)]
-    opened = 0
+    opened: list[SharedSegment] = []
     if own is not None and NOWHERE not in every:
         with suppress(OSError):
-            others = [one for one in every if one != own.address]
-            opened = len([SharedSegment.attach(one, SMALLEST_SLOT) for one in others]) + 1
-    return min(_gather_numbers(group, [opened])) == [group.size()]
+            for one in every:
+                is_own = one == own.address
+                opened.append(own if is_own else SharedSegment.attach(one, SLOTS * SLOT_BYTES))
+    if min(_gather_numbers(group, [len(opened)])) != [group.size()]:
+        return None
+    return SharedSlots(group, tags, opened)
 
 
 def _create_segment() -> SharedSegment | None:
@@ -178,7 +157,7 @@ def _create_segment() -> SharedSegment | None:
     if os.environ.get(SWITCH) == "0" or not (segment.PROCESSES / "self" / "fd").is_dir():
         return None
     try:
-        return SharedSegment.create(SMALLEST_SLOT)
+        return SharedSegment.create(SLOTS * SLOT_BYTES)
     except OSError as error:
         warnings.warn(
             f"{error}; ranks will exchange through the network instead, which takes about twice as "
