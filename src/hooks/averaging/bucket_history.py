@@ -46,8 +46,9 @@ class BucketHistory(Generic[Key]):
     DDP's first backward pass has other buckets than later passes, with ``static_graph`` also the
     second, and the rounding of a sum over more than two ranks may depend on the position in a
     buffer. So the first two passes of a resumed run reduce in the buckets of the stopped run, one
-    after another, if DDP's bucket is a union of these. This holds: DDP starts with one bucket for all parameters of a dtype, or, if it looks for
-    unused parameters, never changes its buckets. All ranks resume from the same buckets.
+    after another, if DDP's bucket is a union of these. This holds: DDP starts with one bucket for
+    all parameters of a dtype, or, if it looks for unused parameters, never changes its buckets. All
+    ranks resume from the same buckets.
 
     A key identifies a parameter, such as its name.
 
