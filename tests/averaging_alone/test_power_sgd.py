@@ -1,5 +1,6 @@
 """PowerSGD's memory by parameter; tests/averaging compares resumed runs."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -7,11 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.futures import Future
 
 from functional_optim import sgd
 from hooks import OptimizerState
 from hooks.averaging.bucket_history import SubBucket
-from hooks.averaging.contrib import PowerSGDMemory
+from hooks.averaging.contrib import PowerSGDMemory, power_sgd
 from tests.averaging.resumed import SMALL, STEPS, PowerSGDRun
 from tests.choices import case
 
@@ -63,6 +65,35 @@ def test_it_is_torchs_hook_in_a_run_that_goes_on(world_of_one: None) -> None:
             own = (list(one.module.parameters()) for one in (ours, torchs))
             assert same(*own)
             assert ours.memory.state.compression_stats() == state.compression_stats()
+
+
+def test_the_last_bucket_is_complete_before_ddp_starts_collectives_of_its_own(
+    world_of_one: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With find_unused_parameters, DDP reduces a map of used parameters after the last bucket."""
+    done: list[bool] = []
+
+    def late(state: PowerSGDState, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+        future: Future[torch.Tensor] = Future()
+        done.append(False)
+        at = len(done) - 1
+
+        def end() -> None:
+            done[at] = True
+            state.maybe_increase_iter(bucket)
+            future.set_result(bucket.buffer())
+
+        threading.Timer(0.05, end).start()
+        return future
+
+    monkeypatch.setattr(power_sgd, "powerSGD_hook", late)
+    made = run(start_powerSGD_iter=2)
+    made.memory.state.iter = 2
+    params = list(made.module.parameters())
+    for number, param in enumerate(params):
+        last = number == len(params) - 1
+        made.memory.reduce(SubBucket(number, torch.ones(param.numel()), [param], last=last))
+        assert all(done[:-1]) and done[-1] == last
 
 
 def test_other_ranks_begin_without_errors_and_with_the_same_matrices(world_of_one: None) -> None:

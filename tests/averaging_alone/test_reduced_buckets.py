@@ -73,6 +73,15 @@ def test_the_pass_after_a_resume_is_reduced_in_the_buckets_before_it() -> None:
             assert words(found.buckets) == ["ab", "dc"]
 
 
+def test_a_second_pass_is_reduced_in_resumed_buckets_too() -> None:
+    """With ``static_graph``, DDP changes its buckets after its second pass."""
+    found: BucketHistory[str] = BucketHistory()
+    found.resume([["d"], ["c", "b"], ["a"]])
+    for given in (["d", "cb", "a"], ["d", "cb", "a"], ["abcd"]):
+        assert [keys for _, keys, _ in backward(found, ["abcd"])] == given
+        assert words(found.buckets) == given
+
+
 def test_a_pass_that_came_to_no_end_leaves_no_trace() -> None:
     found: BucketHistory[str] = BucketHistory()
 
@@ -114,6 +123,7 @@ def test_buckets_are_saved_by_the_position_of_a_parameter_in_the_optimizer(
                 other.meet(others)
             loaded = optimizer(others)
             loaded.load_state_dict(saved)
+            assert loaded.state_dict()["averaging"] == saved["averaging"]
             if not hook_first:
                 other.meet(others)
             with case(order=order, hook_first=hook_first):

@@ -43,6 +43,7 @@ def test_state_dict_hooks_and_errors(tmp_path: Path) -> None:
         (lambda found: found["state"].update({9: {}}), "parameter number 9"),
         (lambda found: found["state"].update(note={}), "under .note., .*; remove it"),
         (lambda found: found["state"][1].pop("exp_avg"), "does not fit"),
+        (lambda found: found["state"].update({1: {"step": 3}}), "stepped 3 times, .* no exp_avg,"),
         (lambda found: found["state"][1].update(exp_avg=torch.ones(5)), "another tree"),
         (lambda found: found["param_groups"][0].update(lr=-1.0), "lr"),
     ],

@@ -267,3 +267,12 @@ def test_totals_are_asked_for() -> None:
     torch.testing.assert_close(
         zero.params["w"].detach(), torch.tensor([0.0, 1.0, 2.0, 3.0]) - gradients["w"][0][2] / 5
     )
+
+
+def test_a_class_that_takes_only_matrices_is_stepped_as_torch_steps_it() -> None:
+    ours, theirs = (nn.Parameter(torch.arange(6.0).view(2, 3)) for _ in range(2))
+    zero, twin = ZeroRedundancyOptimizer([ours], torch.optim.Muon), torch.optim.Muon([theirs])
+    for value in (1.0, -0.5):
+        step(zero, value)
+        step(twin, value)
+    assert torch.equal(ours, theirs)

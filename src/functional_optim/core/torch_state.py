@@ -67,6 +67,20 @@ class EntryLayout(NamedTuple):
         for key in ("step", *self.counts):
             check_step_count(entries.get(key), key, name)
 
+    def check_complete(self, entries: Mapping[str, Any], name: str) -> None:
+        """Raise ValueError if a loaded parameter was stepped, and has only a step count.
+
+        Step counts must be whole numbers.
+        """
+        self.check_counts(entries, name)
+        if self.dtypes and has_begun(entries) and entries.keys() <= {"step", *self.counts}:
+            raise ValueError(
+                f"the state of {name} was stepped {int(entries.get('step', 0))} times, and "
+                f"this checkpoint has no {', '.join(self.dtypes)} for it; if it comes from "
+                "torch.distributed.checkpoint, pass get_optimizer_state_dict(model, optimizer) to "
+                "dcp.load, since dcp.load reads only entries that the given state dict has"
+            )
+
     def state(self, tensors: Iterable[Tensor]) -> LeafState:
         """Return the state with these tensors, in the order of the keys."""
         left, stages, gates = iter(tensors), list[Any](), list[GateCounts]()

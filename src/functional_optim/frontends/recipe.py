@@ -139,7 +139,8 @@ class ClassRecipe(Recipe):
 
     def __init__(self, cls: type, defaults: Mapping[str, Any], executor: str | None) -> None:
         # The class checks its options, and fills in its defaults.
-        probe = cls([torch.zeros(1, device="cpu", requires_grad=True)], **defaults)
+        matrix = torch.zeros(1, 1, device="cpu", requires_grad=True)  # some classes need matrices
+        probe = cls([matrix], **defaults)
         self._class = cls
         # Another process may not have registered the class, so the recipe contains the factory.
         self._factory = factory_of(cls)

@@ -197,14 +197,7 @@ def check_complete(
     """
     for k, (entries, param) in enumerate(zip(loaded, group["params"], strict=True)):
         layout = entry_layout(stages, hypers, param.shape, param.dtype)
-        layout.check_counts(entries, f"params[{k}]")
-        if layout.dtypes and has_begun(entries) and entries.keys() <= {"step", *layout.counts}:
-            raise ValueError(
-                f"the state of params[{k}] was stepped {int(entries.get('step', 0))} times, and "
-                f"this checkpoint has no {', '.join(layout.dtypes)} for it; if it comes from "
-                "torch.distributed.checkpoint, pass get_optimizer_state_dict(model, optimizer) to "
-                "dcp.load, since dcp.load reads only entries that the given state dict has"
-            )
+        layout.check_complete(entries, f"params[{k}]")
 
 
 def restore_form(

@@ -41,13 +41,14 @@ class SubBucket:
 
 
 class BucketHistory(Generic[Key]):
-    """Buckets of the last backward pass; after a resume, also the buckets of the next pass.
+    """Buckets of the last backward pass; after a resume, also the buckets of the next two passes.
 
-    DDP's first backward pass has other buckets than later passes, and the rounding of a sum over
-    more than two ranks may depend on the position in a buffer. So the first pass of a resumed run
-    reduces in the buckets of the stopped run, one after another, if DDP's bucket is a union of
-    these. This holds: DDP starts with one bucket for all parameters of a dtype, or, if it looks for
-    unused parameters, never changes its buckets. All ranks resume from the same buckets.
+    DDP's first backward pass has other buckets than later passes, with ``static_graph`` also the
+    second, and the rounding of a sum over more than two ranks may depend on the position in a
+    buffer. So the first two passes of a resumed run reduce in the buckets of the stopped run, one
+    after another, if DDP's bucket is a union of these. This holds: DDP starts with one bucket for
+    all parameters of a dtype, or, if it looks for unused parameters, never changes its buckets. All
+    ranks resume from the same buckets.
 
     A key identifies a parameter, such as its name.
 
@@ -75,11 +76,13 @@ class BucketHistory(Generic[Key]):
         """The keys of each bucket of the last complete backward pass."""
         self._seen: list[list[Key]] = []
         self._resumed: list[list[Key]] = []
+        self._passes_left = 0
+        """Number of passes that still reduce in the buckets of the stopped run."""
 
     def resume(self, buckets: Sequence[Sequence[Key]]) -> None:
-        """Reduce in these buckets of a stopped run in the next backward pass; in DDP's if empty."""
+        """Reduce in these buckets of a stopped run in the next two passes; in DDP's if empty."""
         self.buckets = [list(keys) for keys in buckets]
-        self._resumed = self.buckets
+        self._resumed, self._passes_left = self.buckets, 2
 
     def reduce(
         self, bucket: Any, keys: Sequence[Key], hook: Callable[[Any], Future[Tensor]]
@@ -97,7 +100,9 @@ class BucketHistory(Generic[Key]):
         if bucket.is_last():
             resumed = [one for one in self._resumed if one in self._seen]
             self.buckets = resumed if len(resumed) == len(self._seen) else self._seen
-            self._seen, self._resumed = [], []
+            self._seen, self._passes_left = [], self._passes_left - 1
+            if self._passes_left <= 0:
+                self._resumed = []
         return _reduce_in_parts(bucket, parts, hook) if parts else hook(bucket)
 
     def _parts(self, keys: Sequence[Key]) -> list[tuple[int, list[int]]]:

@@ -31,8 +31,9 @@ class PostLocalSGDState:
     The :class:`~hooks.PostLocalSGDOptimizer` that steps the same parameters saves and loads the
     count, and the buckets in which gradients were averaged. A resumed run starts with these buckets
     (:class:`~hooks.averaging.bucket_history.BucketHistory`). Then every sum equals that of a run
-    without stop, **bit for bit**, if the stopped run had made two backward passes, after which
-    DDP's buckets are final, and if the optimizer has all parameters of the DDP module.
+    without stop, **bit for bit**, if the stopped run had made two backward passes (three with
+    ``static_graph``), after which DDP's buckets are final, and if the optimizer has all parameters
+    of the DDP module.
 
     Args:
         process_group: over which gradients are averaged first; None for the world.
@@ -138,20 +139,21 @@ _LOADED: Any = WeakIdKeyDictionary()
 
 
 def save_hooks(params: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the saved state of the hooks of these parameters; empty if there is no hook.
+    """Return the state of the hooks of these parameters, or what was loaded for them; else empty.
 
     Buckets with other parameters are left out: these have no position here.
     """
-    hooks = HOOK_STATES.find(params)
+    hooks = [(state.iter, state.buckets.buckets) for state in HOOK_STATES.find(params)]
+    hooks = hooks or [_LOADED[param] for param in params if param in _LOADED][:1]
     if not hooks:
         return {}
     positions = {id(param): position for position, param in enumerate(params)}
     return {
-        ITERATIONS: max(state.iter for state in hooks),
+        ITERATIONS: max(iterations for iterations, _ in hooks),
         BUCKETS: [
             [positions[key] for key in keys]
-            for state in hooks
-            for keys in state.buckets.buckets
+            for _, buckets in hooks
+            for keys in buckets
             if positions.keys() >= set(keys)
         ],
     }

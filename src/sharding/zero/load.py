@@ -10,10 +10,7 @@ from torch import Tensor
 from functional_optim import LeafState
 from functional_optim.engine.options import missing_flags, options_of
 from functional_optim.engine.recipes import EXECUTION_OPTIONS
-from functional_optim.engine.states import (
-    match_params,
-    own_copy,
-)
+from functional_optim.engine.states import entry_layout, match_params, own_copy
 from functional_optim.storage.conversion import decode_entries, encode_entries
 from sharding.checkpoint.flat_ranges import elements_of, has_parts, whole_of
 from sharding.zero.local_shard import LocalShard
@@ -174,6 +171,8 @@ def _read_part(
     part = {name: _cut(layout, shard, name, value) for name, value in plain.items()}
     chain, count = layout.chain, counts[shard.group]
     own = chain.stages, chain.hypers, shard.tensor
+    like = shard.tensor.shape, shard.tensor.dtype
+    entry_layout(chain.stages, chain.hypers, *like).check_complete(part, shard.path)
     return encode_entries(*own, part, shard.path, group_step=count)
 
 

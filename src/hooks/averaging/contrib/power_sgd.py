@@ -38,11 +38,12 @@ class PowerSGDMemory:
     the number of a DDP bucket, and DDP's first backward pass has other buckets than later passes.
     So a run that resumes from torch's state would add errors to the wrong parameters.
 
-    This class splits them by parameter, and joins them for each bucket. The first backward pass of
-    a resumed run reduces in the buckets of the stopped run
+    This class splits them by parameter, and joins them for each bucket. The first backward passes
+    of a resumed run reduce in the buckets of the stopped run
     (:class:`~hooks.averaging.bucket_history.BucketHistory`). Every sum, product and random number
-    then equals that of a run without stop, **bit for bit**, if the stopped run had made two passes,
-    after which DDP's buckets are final, and if its parameters have one dtype.
+    then equals that of a run without stop, **bit for bit**, if the stopped run had made two passes
+    (three with ``static_graph``), after which DDP's buckets are final, and if its parameters have
+    one dtype.
 
     With other buckets (such as another ``bucket_cap_mb``), errors and ``Q`` still belong to the
     right parameters. Then these may differ: the rounding of sums over more than two ranks, which
@@ -204,7 +205,8 @@ class PowerSGDMemory:
                 return powerSGD_hook(state, bucket)
             state.maybe_increase_iter(bucket)
             return self._at_first(bucket)
-        if self._latest is not None and bucket.buffer().device.type == "cpu":
+        on_cpu = bucket.buffer().device.type == "cpu"
+        if self._latest is not None and on_cpu:
             self._latest.wait()
         names = [self._names[id(param)] for param in bucket.parameters()]
         if self._in_torch.get(bucket.index()) != names:
@@ -213,6 +215,8 @@ class PowerSGDMemory:
                     self._store_bucket(index)
             self._load_bucket(bucket.index(), names)
         self._latest = powerSGD_hook(state, bucket)
+        if on_cpu and bucket.is_last():
+            self._latest.wait()  # before collectives that DDP starts at the end of backward
         return self._latest
 
     def _store_bucket(self, index: int) -> None:
