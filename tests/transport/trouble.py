@@ -247,14 +247,15 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 
 
 @memory_only
-def out_of_step() -> str:
-    """Run a gather on ranks whose ranges differ, and return the error."""
+def out_of_step() -> list[str]:
+    """Run a gather on ranks whose ranges differ, and one more; return both errors."""
     rank = dist.get_rank()
     transport = make_transport()
     flat = torch.zeros(100)
-    cut = 40 + rank
-    try:
-        transport.all_gather(flat, [(0, cut), (cut, 100)]).wait()
-    except TransportError as error:
-        return str(error)
-    return ""
+    found = []
+    for cut in (40 + rank, 40):
+        try:
+            transport.all_gather(flat, [(0, cut), (cut, 100)]).wait()
+        except TransportError as error:
+            found.append(str(error))
+    return found
