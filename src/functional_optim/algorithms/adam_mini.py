@@ -47,11 +47,7 @@ class AdamMiniHyper(NamedTuple):
 
 
 def number_of_blocks(param: Tensor, blocks: int) -> int:
-    """Return the number of blocks of a parameter.
-
-    Raises:
-        ValueError: the first dimension does not divide into so many equal blocks.
-    """
+    """Return the number of blocks of a parameter."""
     size = param.size(0) if param.dim() > 0 else 1
     if blocks == 0:
         return size if param.dim() > 1 else 1

@@ -55,13 +55,7 @@ class DionCoefficients(NamedTuple):
 
 
 def cosines(size: int, count: int, like: Tensor) -> Tensor:
-    """Return the first columns of the orthonormal discrete cosine transform.
-
-    Args:
-        size: number of rows.
-        count: number of columns.
-        like: a tensor with the dtype and device of the result.
-    """
+    """Return the first columns of the orthonormal discrete cosine transform."""
     rows = torch.arange(size, device=like.device)[:, None]
     columns = torch.arange(count, device=like.device)
     turns = ((2 * rows + 1) * columns) % (4 * max(1, size))  # whole numbers: cosines stay exact

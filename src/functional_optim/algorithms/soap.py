@@ -81,14 +81,10 @@ def soap_init(param: Tensor, hyper: SoapHyper) -> SoapState:
 def basis_flops(
     shape: tuple[int, ...], largest: int, products: int, in_refresh: int, frequency: int
 ) -> int:
-    """Return the floating-point operations of a step in a basis.
+    """Return the floating-point operations of a step in a basis of sides up to ``largest``.
 
-    Args:
-        shape: of the matrix.
-        largest: the longest side that has a basis.
-        products: number of products per step of the matrix and a square matrix, for each side.
-        in_refresh: number of products of square matrices in a refresh, which also has a QR.
-        frequency: number of steps between two refreshes.
+    In each step, every side multiplies the matrix ``products`` times by a square matrix. A refresh
+    has a QR and ``in_refresh`` products of square matrices.
     """
     total = 0
     for side, other in (shape, shape[::-1]):

@@ -27,10 +27,6 @@ def clone_aliased(gradients: Sequence[Any], written: Iterable[Tensor]) -> Sequen
 
     A step in place writes parameters one by one. Without the clone, a gradient that shares storage
     with another parameter or state would change before the step reads it.
-
-    Args:
-        gradients: a gradient or None for each parameter; sparse gradients are not cloned.
-        written: the parameters and states that the step writes.
     """
     storages = storage_addresses(written)
     dense = [one for one in gradients if one is not None and one.layout == torch.strided]

@@ -27,14 +27,6 @@ def constructor(function: _Constructor) -> _Constructor:
     """Decorate a function of hyper-parameters that builds an optimizer.
 
     The decorator adds the function to :data:`CONSTRUCTORS`, with :func:`with_constructor_errors`.
-
-    Example::
-
-        >>> from functional_optim import adamw
-        >>> adamw(lr=-1.0)
-        Traceback (most recent call last):
-            ...
-        ValueError: adamw: lr must be a finite number >= 0, got -1.0
     """
     made = with_constructor_errors(function)
     CONSTRUCTORS.append(made)

@@ -281,19 +281,6 @@ class StateFields:
         stages: of the chain.
         hypers: of each stage.
         kinds: shapes and dtypes of the parameters.
-
-    Example::
-
-        >>> import torch
-        >>> from functional_optim import sgd
-        >>> optimizer = sgd(lr=0.1, momentum=0.9)
-        >>> hypers = [link.hyper for link in optimizer.links]
-        >>> fields = StateFields(optimizer.stages, hypers, [((3,), torch.float32)])
-        >>> other = [one._replace(lr=0.2) if "lr" in one._fields else one for one in hypers]
-        >>> fields.is_valid_for(other)
-        True
-        >>> fields.is_valid_for([link.hyper for link in sgd(lr=0.1).links])
-        False
     """
 
     def __init__(

@@ -85,11 +85,7 @@ def leaf_entries(
 ) -> LeafEntries:
     """Return the inputs of the program for one parameter.
 
-    ``dynamic`` is a name for the length of a one-dimensional parameter; it is empty for fixed
-    shapes.
-
-    Raises:
-        ValueError: a dynamic length, and a parameter or state that cannot have one.
+    ``dynamic`` is a name for the length of a one-dimensional parameter; empty for fixed shapes.
     """
     made = _leaf_entries(stages, fill_inputs(hypers, lambda slot: slot.value), param.detach(), name)
     if not dynamic:
@@ -233,10 +229,6 @@ def check_tensor(entry: Entry, tensor: Any, *, strides: bool) -> None:
     """Check that the program takes a tensor as this input.
 
     Strides are checked for a compiled program, which reads memory by fixed strides.
-
-    Raises:
-        TypeError: the value is not a tensor.
-        ValueError: another shape, dtype, device or layout.
     """
     where = f"{entry.list}: {entry.name}"
     if not isinstance(tensor, Tensor):

@@ -16,12 +16,7 @@ MANIFEST = "manifest.json"
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a package, after a check that it can be written. Nothing is compiled yet.
-
-    Raises:
-        ValueError: the path does not end in ``.pt2``.
-        OSError: its folder does not exist or is not writable, or the path is a folder.
-    """
+    """Return the path of a package, after a check that it can be written."""
     target = Path(path)
     if target.suffix != ".pt2":
         raise ValueError(f"path must end in .pt2, as torch's loaders want it, got {str(path)!r}")

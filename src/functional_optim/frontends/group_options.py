@@ -80,11 +80,7 @@ class ClassOptions:
         self.latest = GroupChain((), (), "")
 
     def chain(self, group: Mapping[str, Any]) -> GroupChain:
-        """Return the chain of the group, with its current options.
-
-        Raises:
-            TypeError, ValueError: an option has a wrong value, or is missing.
-        """
+        """Return the chain of the group, with its current options."""
         try:
             values = list(map(group.__getitem__, self.names))
         except KeyError:
@@ -138,12 +134,7 @@ class GroupOptions:
         return self.latest
 
     def hypers(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the hyper-parameters of each stage: the same tuple until an option changes.
-
-        Raises:
-            TypeError, ValueError: a value is out of bounds or missing, or its name is ambiguous;
-                the group has another kind of weight decay; or a torch scheduler for a schedule.
-        """
+        """Return the hyper-parameters of each stage: the same tuple until an option changes."""
         if "initial_lr" in group:
             refuse_schedulers(group)
         if DECOUPLED in group:

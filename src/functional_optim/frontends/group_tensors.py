@@ -31,11 +31,7 @@ class Group(NamedTuple):
     number: int
 
     def labels(self) -> Sequence[str]:
-        """Return the name of each parameter for errors.
-
-        Raises:
-            ValueError: the group has names, and not as many as parameters.
-        """
+        """Return the name of each parameter for errors."""
         if not self.names:
             return [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
         if len(self.names) != len(self.params):

@@ -77,12 +77,7 @@ class Addends:
     def rows(
         self, decider: Decision, tensors: list[Tensor], counts: Numbers, totals: Sequence[Tensor]
     ) -> Sequence[Sequence[float]]:
-        """Return the addends of each leaf.
-
-        Args:
-            decider: of the step. Each gradient must have the strides of its parameter.
-            totals: of the earlier stages that need a total.
-        """
+        """Return the addends of each leaf."""
         part, last = self._part, self._part.stages[-1]
         grads: list[Any] = list(map(decider.grads.__getitem__, part.members))
         made = []

@@ -105,17 +105,7 @@ class Chunk:
     def bind(
         self, tensors: list[Tensor], made: StepScalars, pointers: bytes, totals: Sequence[Tensor]
     ) -> Sequence[Part] | None:
-        """Bind a step: calls, each with the leaves that it steps; None if a leaf has no kernel.
-
-        Args:
-            made: its hyper-parameters and coefficients.
-            pointers: of all tensors of all chunks.
-            totals: the sum of each measured stage.
-
-        Raises:
-            KernelError, NotPointwiseError: the executor cannot step the leaves.
-            RuntimeError: a rule refuses a shape or dtype.
-        """
+        """Bind a step: calls, each with the leaves that it steps; None if a leaf has no kernel."""
         raise NotImplementedError
 
     def _require(self, leaves: Sequence[Leaf]) -> None:

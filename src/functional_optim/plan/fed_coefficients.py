@@ -65,18 +65,7 @@ def next_step(way: Evaluation, steps: Tensor) -> Any:
 def coefficients(
     stage: Stage, hyper: Any, way: Evaluation, fed: Mapping[str, Any], step: Any
 ) -> Any:
-    """Return the coefficients of a stage: stand-ins for scalars, and static choices as they are.
-
-    Args:
-        stage: one of the chain.
-        hyper: its Hyper, with slots.
-        way: to compute the coefficients.
-        fed: a stand-in for each input, by name.
-        step: a stand-in for the number of the step.
-
-    Raises:
-        UntraceableError: a static choice that depends on an input.
-    """
+    """Return the coefficients of a stage: stand-ins for scalars, and static choices as they are."""
     plain = to_floats(
         call_coefficients(stage, 1.0, fill_inputs(hyper, lambda slot: slot.nonzero_value))
     )

@@ -35,9 +35,7 @@ def is_step_count(value: Any) -> TypeGuard[Tensor]:
 def makes_first_run(numbers: Numbers, gate: int | None) -> bool:
     """Return True if the last stages of a run have not run for some leaves.
 
-    Args:
-        numbers: the step and gate counts of the leaves.
-        gate: the number of the gate at which the run ends; None if it ends with the step.
+    ``gate`` is the number of the gate at which the run ends; None if it ends with the step.
     """
     for _, step, gates in numbers:  # noqa: SIM110  a generator is two calls more
         if step == 1.0 if gate is None else gates[gate][0] == 0:
@@ -102,12 +100,7 @@ class CountClasses:
     def at_gates(
         self, tensors: list[Tensor], numbers: Numbers, gates: Sequence[tuple[int, bool, bool]]
     ) -> None:
-        """Update the counts at the gates of a run.
-
-        Args:
-            numbers: the counts before the step.
-            gates: of the run.
-        """
+        """Update the counts at the gates of a run."""
         loops = LOOPS.loaded or loops_for(len(self.groups))
         for one, (_, _, before) in zip(self._classes, numbers, strict=True):
             for k, passed, counted in gates:

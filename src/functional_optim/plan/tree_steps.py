@@ -83,17 +83,7 @@ class TreeSteps:
         *,
         in_place: bool,
     ) -> PreparedStep | None:
-        """Return a validated step, ready to run; None if no plan fits.
-
-        Args:
-            tree: the arguments of the step.
-            extra: the inputs besides the gradients; inputs per leaf are trees.
-            in_place: False to step copies.
-
-        Raises:
-            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing has
-                changed.
-        """
+        """Return a validated step, ready to run, in place or on copies; None if no plan fits."""
         links, tensors = optimizer.links, tree.tensors
         if extra:
             rows = self.steps.rows
@@ -170,11 +160,7 @@ def _update_new(
 def step_(
     optimizer: Chain, given: Given, measured: Sequence[Tensor], extra: Mapping[str, Any]
 ) -> bool:
-    """Step a tree in place by its plan.
-
-    Returns:
-        False, with nothing changed, if no plan fits.
-    """
+    """Step a tree in place by its plan; return False, with nothing changed, if no plan fits."""
     found = _listed(optimizer, given, in_place=True) if _PLANS else None
     for plan, tree, chains in _plans_for(optimizer, found):
         shared = given[2].shared
@@ -294,8 +280,7 @@ def _is_planned(executor: Executor, leaves: StepLeaves) -> bool:
 def _listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
     """List parameters and state, with a gradient or None for each parameter that is not None.
 
-    Returns:
-        None if no plan can step them.
+    The result is None if no plan can step them.
     """
     if not isinstance(given[2], State):
         return None

@@ -145,16 +145,10 @@ class WorkerOptimizer:
         measured: Sequence[Tensor] = (),
         read_at: GradientVersions = _ANY_AGE,
     ) -> None:
-        """Make a step.
+        """Make a step. Gradients that are too old raise StaleError, and nothing changes.
 
-        Args:
-            source: of gradients, for the exchange.
-            options: of the caller's groups.
-            measured: totals over all workers.
-            read_at: the versions that the gradients are of.
-
-        Raises:
-            StaleError: the gradients are too old. Nothing changes.
+        ``options`` are those of the caller's groups, ``measured`` totals over all workers, and
+        ``read_at`` the versions that the gradients are of.
         """
         with self._lock.acquire(self) as waited:
             grads = self._exchange.gradients(source, self._params)

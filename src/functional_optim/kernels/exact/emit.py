@@ -48,9 +48,6 @@ class LoopText:
         validated: the values of the graph in an example.
         block_size: the granularity of the chain.
         variant: how torch rounds on this machine.
-
-    Raises:
-        UntraceableError: an operation has no formula.
     """
 
     def __init__(
@@ -138,11 +135,7 @@ class LoopText:
         return Value(named(node), known.dtype)
 
     def _expression(self, node: fx.Node) -> str:
-        """Return the expression of a node, in the type of its dtype.
-
-        Raises:
-            UntraceableError: the operation has no formula.
-        """
+        """Return the expression of a node, in the type of its dtype."""
         result, name = self._values[node].dtype, operation(node)
         args = [self._value(one) for one in node.args]
         if is_bitcast(node):

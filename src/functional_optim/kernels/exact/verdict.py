@@ -15,9 +15,6 @@ class Verdict:
     Args:
         text: the C++ source.
         flags: of the compiler.
-
-    Raises:
-        CompileError: there is no compiler.
     """
 
     def __init__(self, text: str, flags: Sequence[str]) -> None:
