@@ -106,9 +106,6 @@ def adabelief(
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no AdaBelief.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

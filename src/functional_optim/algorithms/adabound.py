@@ -143,9 +143,6 @@ def adabound(
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no AdaBound.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

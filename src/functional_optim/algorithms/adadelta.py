@@ -8,7 +8,6 @@ p_t = p_{t-1} - lr * d_t                     (the paper has lr = 1)
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT
@@ -40,10 +39,6 @@ class AdadeltaCoefficients(NamedTuple):
     eps: float
 
 
-def adadelta_init(param: Tensor, hyper: AdadeltaHyper) -> AdadeltaState:
-    return AdadeltaState(torch.zeros_like(param), torch.zeros_like(param))
-
-
 def adadelta_coefficients(step: float, hyper: AdadeltaHyper) -> AdadeltaCoefficients:
     return AdadeltaCoefficients(hyper.lr, hyper.rho, 1 - hyper.rho, hyper.eps)
 
@@ -62,8 +57,6 @@ ADADELTA = Rule(
     name="adadelta",
     hyper=AdadeltaHyper,
     state=AdadeltaState,
-    init=adadelta_init,
-    state_depends_on=(),
     coefficients=adadelta_coefficients,
     rule=adadelta_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("rho", UNIT), ("eps", NON_NEGATIVE)),
@@ -93,9 +86,6 @@ def adadelta(
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adadelta(foreach=False).
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -189,9 +189,6 @@ def adafactor(
         None each parameter has the bound of its own dtype. In torch.optim all parameters of a group
         have the bound of the first one that is stepped.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

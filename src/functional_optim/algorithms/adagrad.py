@@ -141,9 +141,6 @@ def adagrad(
         which has no ``eps_root``, on dense gradients. Sparse gradients touch only the rows they
         store.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

@@ -12,7 +12,6 @@ uses e_t unchanged.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, NON_NEGATIVE, UNIT
@@ -51,10 +50,6 @@ class AdahessianCoefficients(NamedTuple):
     is_root: bool  # True if hessian_power is 1
 
 
-def adahessian_init(param: Tensor, hyper: AdahessianHyper) -> AdahessianState:
-    return AdahessianState(torch.zeros_like(param), torch.zeros_like(param), [])
-
-
 def adahessian_coefficients(step: float, hyper: AdahessianHyper) -> AdahessianCoefficients:
     beta_1, beta_2 = hyper.betas
     return AdahessianCoefficients(
@@ -86,8 +81,6 @@ SCALE_BY_ADAHESSIAN = Transform(
     name="scale_by_adahessian",
     hyper=AdahessianHyper,
     state=AdahessianState,
-    init=adahessian_init,
-    state_depends_on=(),
     coefficients=adahessian_coefficients,
     transform=adahessian_transform,
     bounds=(("betas", BELOW_ONE), ("eps", NON_NEGATIVE), ("hessian_power", UNIT)),
@@ -125,9 +118,6 @@ def adahessian(
     Returns:
         An :class:`~functional_optim.Optimizer`: ``chain(decoupled_weight_decay(...),
         scale_by_adahessian(betas, eps, hessian_power), descend(lr))``. torch has no AdaHessian.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -221,9 +221,6 @@ def adam(
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adam(foreach=False), which
         has no ``eps_root``.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

@@ -39,10 +39,6 @@ class AdamaxCoefficients(NamedTuple):
     step_size: float  # -lr / (1 - b1^t)
 
 
-def adamax_init(param: Tensor, hyper: AdamaxHyper) -> AdamaxState:
-    return AdamaxState(torch.zeros_like(param), torch.zeros_like(param))
-
-
 def adamax_coefficients(step: float, hyper: AdamaxHyper) -> AdamaxCoefficients:
     beta_1, beta_2 = hyper.betas
     return AdamaxCoefficients(1 - beta_1, beta_2, hyper.eps, -(hyper.lr / (1 - beta_1**step)))
@@ -60,8 +56,6 @@ ADAMAX = Rule(
     name="adamax",
     hyper=AdamaxHyper,
     state=AdamaxState,
-    init=adamax_init,
-    state_depends_on=(),
     coefficients=adamax_coefficients,
     rule=adamax_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),
@@ -90,9 +84,6 @@ def adamax(
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adamax(foreach=False).
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -39,9 +39,6 @@ def adamw(
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.AdamW(foreach=False).
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

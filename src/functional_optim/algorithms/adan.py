@@ -59,15 +59,6 @@ class AdanCoefficients(NamedTuple):
     shrinks_after: bool
 
 
-def adan_init(param: Tensor, hyper: AdanHyper) -> AdanState:
-    return AdanState(
-        torch.zeros_like(param),
-        torch.zeros_like(param),
-        torch.zeros_like(param),
-        torch.zeros_like(param),
-    )
-
-
 def adan_coefficients(step: float, hyper: AdanHyper) -> AdanCoefficients:
     beta_1, beta_2, beta_3 = hyper.betas
     decays, decay = is_active(hyper.weight_decay), hyper.lr * hyper.weight_decay
@@ -110,8 +101,6 @@ ADAN = Rule(
     name="adan",
     hyper=AdanHyper,
     state=AdanState,
-    init=adan_init,
-    state_depends_on=(),
     coefficients=adan_coefficients,
     rule=adan_rule,
     bounds=(
@@ -155,9 +144,6 @@ def adan(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no Adan.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

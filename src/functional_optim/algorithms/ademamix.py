@@ -58,10 +58,6 @@ class AdEMAMixCoefficients(NamedTuple):
     lr: float
 
 
-def ademamix_init(param: Tensor, hyper: AdEMAMixHyper) -> AdEMAMixState:
-    return AdEMAMixState(torch.zeros_like(param), torch.zeros_like(param), torch.zeros_like(param))
-
-
 def least(x: float, y: float) -> float:
     """Return the smaller of two numbers; ``y`` is a tensor only if ``x`` is one."""
     if isinstance(x, Tensor):
@@ -119,8 +115,6 @@ ADEMAMIX = Rule(
     name="ademamix",
     hyper=AdEMAMixHyper,
     state=AdEMAMixState,
-    init=ademamix_init,
-    state_depends_on=(),
     coefficients=ademamix_coefficients,
     rule=ademamix_rule,
     bounds=(

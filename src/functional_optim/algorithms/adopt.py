@@ -15,7 +15,6 @@ the gradient, or it shrinks the parameter by 1 - lr * lambda before the step.
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
@@ -56,10 +55,6 @@ class AdoptCoefficients(NamedTuple):
     shrinks: bool
 
 
-def adopt_init(param: Tensor, hyper: AdoptHyper) -> AdoptState:
-    return AdoptState(torch.zeros_like(param), torch.zeros_like(param))
-
-
 def adopt_coefficients(step: float, hyper: AdoptHyper) -> AdoptCoefficients:
     beta_1, beta_2 = hyper.betas
     decays = is_active(hyper.weight_decay)
@@ -97,8 +92,6 @@ ADOPT = Rule(
     name="adopt",
     hyper=AdoptHyper,
     state=AdoptState,
-    init=adopt_init,
-    state_depends_on=(),
     coefficients=adopt_coefficients,
     rule=adopt_rule,
     bounds=(
@@ -146,9 +139,6 @@ def adopt(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no ADOPT.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -125,9 +125,6 @@ def asgd(
         state is ``ax``, of the parameter's shape and dtype, and ``eta`` and ``mu``, two numbers in
         float32. Every executor runs its steps as torch's own operations.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

@@ -196,9 +196,6 @@ def came(
         its shape, 8 bytes, for a vector. All state is of float32 where the parameter has 16 bits.
         It needs whole tensors (``kind="per_matrix"``). torch has no CAME.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

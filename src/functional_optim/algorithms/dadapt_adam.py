@@ -93,10 +93,6 @@ class DadaptAdamCoefficients(NamedTuple):
     is_active: bool  # True if lr is not 0
 
 
-def dadapt_adam_init(param: Tensor, hyper: DadaptAdamHyper) -> DadaptAdamState:
-    return DadaptAdamState(*(torch.zeros_like(param) for _ in range(3)))
-
-
 def dadapt_adam_init_shared(hyper: DadaptAdamHyper) -> DadaptAdamShared:
     return DadaptAdamShared(hyper.d0, 0.0, 0.0, 0.0, hyper.d0)
 
@@ -208,8 +204,6 @@ DADAPT_ADAM = Rule(
     name="dadapt_adam",
     hyper=DadaptAdamHyper,
     state=DadaptAdamState,
-    init=dadapt_adam_init,
-    state_depends_on=(),
     coefficients=dadapt_adam_coefficients,
     rule=dadapt_adam_rule,
     bounds=(
@@ -267,9 +261,6 @@ def dadapt_adam(
         and dtype, 12 bytes per float32 parameter, and five numbers for all parameters. The sums for
         ``d`` are computed in float64 over all tensors, shards and ranks; a tensor whose sums are
         not finite is left out. In float64 it equals the authors' package, up to the order of sums.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -186,9 +186,6 @@ def dadapt_sgd(
         ``d`` are computed in float64 over all tensors, shards and ranks; a tensor whose sums are
         not finite is left out.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

@@ -150,9 +150,6 @@ def dion(
         dimensions. The first basis is a matrix of cosines, the same for all matrices of a shape.
         torch has no such class.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

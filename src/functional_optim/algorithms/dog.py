@@ -191,9 +191,6 @@ def dog(
         all tensors, shards and ranks. A tensor whose norms are not finite is left out. torch has no
         DoG.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch
@@ -241,9 +238,6 @@ def ldog(
         An :class:`~functional_optim.Optimizer`. Its state is the first parameter, and two numbers
         for each tensor: 4 bytes per float32 parameter. It needs whole tensors
         (``kind="per_matrix"``). torch has no L-DoG.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

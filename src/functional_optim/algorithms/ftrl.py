@@ -46,10 +46,6 @@ class FTRLCoefficients(NamedTuple):
     offset: float  # beta + lr * l2
 
 
-def ftrl_init(param: Tensor, hyper: FTRLHyper) -> FTRLState:
-    return FTRLState(torch.zeros_like(param), torch.zeros_like(param))
-
-
 def ftrl_coefficients(step: float, hyper: FTRLHyper) -> FTRLCoefficients:
     return FTRLCoefficients(hyper.lr, hyper.lr * hyper.l1, hyper.beta + hyper.lr * hyper.l2)
 
@@ -69,8 +65,6 @@ FTRL = Rule(
     name="ftrl",
     hyper=FTRLHyper,
     state=FTRLState,
-    init=ftrl_init,
-    state_depends_on=(),
     coefficients=ftrl_coefficients,
     rule=ftrl_rule,
     bounds=tuple((name, FINITE_NON_NEGATIVE) for name in FTRLHyper._fields),
@@ -111,9 +105,6 @@ def ftrl(
         gradients change only the rows they store. A derivative through the step is NaN for an
         element whose gradients were all 0, since the slope of the root at 0 is infinite. torch has
         no FTRL.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

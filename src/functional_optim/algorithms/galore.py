@@ -203,9 +203,6 @@ def galore_adamw(
         dimensions. The averages are kept when ``P`` changes. ``P`` is a constant for a derivative
         through a step. torch has no such class.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

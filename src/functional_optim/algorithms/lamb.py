@@ -51,9 +51,6 @@ def lamb(
         weight_decay(...), scale_by_trust_ratio(min_norm, max_ratio), descend(lr))``. torch has no
         LAMB.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

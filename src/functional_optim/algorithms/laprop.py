@@ -10,7 +10,6 @@ in the paper. Both are equal if lr is constant.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.algorithms.adam import (
@@ -41,10 +40,6 @@ class LaPropHyper(NamedTuple):
     eps: float
 
 
-def laprop_init(param: Tensor, hyper: LaPropHyper) -> LaPropState:
-    return LaPropState(torch.zeros_like(param), torch.zeros_like(param))
-
-
 def laprop_coefficients(step: float, hyper: LaPropHyper) -> AdamCoefficients:
     return adam_coefficients(step, AdamHyper(hyper.lr, hyper.betas, hyper.eps, False))
 
@@ -62,8 +57,6 @@ LAPROP = Rule(
     name="laprop",
     hyper=LaPropHyper,
     state=LaPropState,
-    init=laprop_init,
-    state_depends_on=(),
     coefficients=laprop_coefficients,
     rule=laprop_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),
@@ -97,9 +90,6 @@ def laprop(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no LaProp.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

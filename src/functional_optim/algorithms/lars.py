@@ -49,9 +49,6 @@ def lars(
         scale_by_trust_ratio(trust_coefficient=...), trace(momentum, nesterov=...), descend(lr))``.
         torch has no LARS.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

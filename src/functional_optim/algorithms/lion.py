@@ -7,9 +7,8 @@
 The decay is decoupled weight decay before the step, ``(1 - lr * lambda) * p``, which is equal.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE
@@ -38,10 +37,6 @@ class LionCoefficients(NamedTuple):
     weight_2: float  # 1 - b2
 
 
-def lion_init(param: Tensor, hyper: Any) -> LionState:
-    return LionState(torch.zeros_like(param))
-
-
 def lion_coefficients(step: float, hyper: LionHyper) -> LionCoefficients:
     beta_1, beta_2 = hyper.betas
     return LionCoefficients(hyper.lr, 1 - beta_1, 1 - beta_2)
@@ -66,8 +61,6 @@ LION = Rule(
     name="lion",
     hyper=LionHyper,
     state=LionState,
-    init=lion_init,
-    state_depends_on=(),
     coefficients=lion_coefficients,
     rule=lion_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE)),
@@ -98,8 +91,6 @@ SCALE_BY_LION = Transform(
     name="scale_by_lion",
     hyper=ScaleByLionHyper,
     state=LionState,
-    init=lion_init,
-    state_depends_on=(),
     coefficients=scale_by_lion_coefficients,
     transform=scale_by_lion_transform,
     bounds=(("betas", BELOW_ONE),),
@@ -127,9 +118,6 @@ def lion(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no Lion.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -211,9 +211,6 @@ def muon(
         at each step if ``nesterov`` is False, as in torch. A parameter without columns stays empty,
         where torch.optim.Muon raises ZeroDivisionError.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

@@ -143,9 +143,6 @@ def nadam(
         state is two tensors of the parameter's shape and dtype, and ``mu_product``, one number in
         float32. Every executor runs its steps as torch's own operations.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

@@ -187,9 +187,6 @@ def normuon(
         they are real matrices: its ``init`` raises ValueError for a parameter of another number of
         dimensions. torch has no such class.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

@@ -132,9 +132,6 @@ def novograd(
         and dtype, and one number for each tensor: 4 bytes per float32 parameter. It needs whole
         tensors (``kind="per_matrix"``). torch has no NovoGrad.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

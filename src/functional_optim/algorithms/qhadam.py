@@ -11,7 +11,6 @@ With nu1 = nu2 = 1 it is Adam.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT
@@ -49,10 +48,6 @@ class QHAdamCoefficients(NamedTuple):
     lr: float
 
 
-def qhadam_init(param: Tensor, hyper: QHAdamHyper) -> QHAdamState:
-    return QHAdamState(torch.zeros_like(param), torch.zeros_like(param))
-
-
 def qhadam_coefficients(step: float, hyper: QHAdamHyper) -> QHAdamCoefficients:
     (beta_1, beta_2), (nu_1, nu_2) = hyper.betas, hyper.nus
     return QHAdamCoefficients(
@@ -83,8 +78,6 @@ QHADAM = Rule(
     name="qhadam",
     hyper=QHAdamHyper,
     state=QHAdamState,
-    init=qhadam_init,
-    state_depends_on=(),
     coefficients=qhadam_coefficients,
     rule=qhadam_rule,
     bounds=(
@@ -128,9 +121,6 @@ def qhadam(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no QHAdam.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

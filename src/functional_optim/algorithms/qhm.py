@@ -9,7 +9,6 @@ whose buffer starts at zero.
 
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE
@@ -39,10 +38,6 @@ class QHMCoefficients(NamedTuple):
     nu: float
 
 
-def qhm_init(param: Tensor, hyper: QHMHyper) -> QHMState:
-    return QHMState(torch.zeros_like(param))
-
-
 def qhm_coefficients(step: float, hyper: QHMHyper) -> QHMCoefficients:
     return QHMCoefficients(hyper.lr, 1 - hyper.momentum, hyper.nu)
 
@@ -58,8 +53,6 @@ QHM = Rule(
     name="qhm",
     hyper=QHMHyper,
     state=QHMState,
-    init=qhm_init,
-    state_depends_on=(),
     coefficients=qhm_coefficients,
     rule=qhm_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("momentum", BELOW_ONE)),

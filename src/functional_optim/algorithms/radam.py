@@ -10,7 +10,7 @@
 Order of operations and defaults are those of torch.optim.RAdam. The paper has r_t > 4, and no eps.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,10 +47,6 @@ class RAdamCoefficients(NamedTuple):
     eps: float  # 0 in a plain step
     root: float  # sqrt(1 - b2^t), or 1
     rectification: float  # s_t, or 1
-
-
-def radam_init(param: Tensor, hyper: Any) -> RAdamState:
-    return RAdamState(torch.zeros_like(param), torch.zeros_like(param))
 
 
 def radam_coefficients(step: float, hyper: RAdamHyper) -> RAdamCoefficients:
@@ -92,8 +88,6 @@ RADAM = Rule(
     name="radam",
     hyper=RAdamHyper,
     state=RAdamState,
-    init=radam_init,
-    state_depends_on=(),
     coefficients=radam_coefficients,
     rule=radam_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),
@@ -128,9 +122,6 @@ def radam(
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.RAdam(foreach=False). Its
         state is two tensors of the parameter's shape and dtype.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

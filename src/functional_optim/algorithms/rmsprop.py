@@ -248,9 +248,6 @@ def rmsprop(
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.RMSprop(foreach=False),
         which has no ``eps_root``.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

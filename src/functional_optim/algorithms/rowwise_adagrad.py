@@ -113,9 +113,6 @@ def rowwise_adagrad(
         the dense step. A derivative through the step is NaN for a row whose gradients were all 0,
         since the slope of the root at 0 is infinite. torch has no such class.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

@@ -103,9 +103,6 @@ def rprop(
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Rprop(foreach=False).
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

@@ -209,9 +209,6 @@ def scion(
         parameter of another number of dimensions. It does not initialize parameters, as the
         authors' ``init`` does. torch has no such class.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

@@ -172,9 +172,6 @@ def sgd(
         bits the rounding of torch's kernels depends on strides. There it holds if all gradients of
         a parameter have the same strides.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

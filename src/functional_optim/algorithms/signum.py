@@ -102,9 +102,6 @@ def signum(
         and dtype (4 bytes per float32 parameter), and none with ``momentum=0``. torch has no
         Signum.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch
@@ -148,9 +145,6 @@ def sign_sgd(
         An :class:`~functional_optim.Optimizer` without state: ``chain(decoupled_weight_decay(...),
         scale_by_sign(), descend(lr))``. Without decay, a sparse gradient changes only the rows it
         stores. torch has no SignSGD.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

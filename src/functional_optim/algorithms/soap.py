@@ -281,9 +281,6 @@ def soap(
         is a constant for a derivative through a step. If torch.func or a compiler hides the step
         count, each step computes all cases. torch has no such class.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch

@@ -12,7 +12,6 @@ clip makes the step of an element a step along its sign.
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
@@ -46,10 +45,6 @@ class SophiaCoefficients(NamedTuple):
     eps: float
 
 
-def sophia_init(param: Tensor, hyper: SophiaHyper) -> SophiaState:
-    return SophiaState(torch.zeros_like(param), torch.zeros_like(param), [])
-
-
 def sophia_coefficients(step: float, hyper: SophiaHyper) -> SophiaCoefficients:
     beta_1, beta_2 = hyper.betas
     return SophiaCoefficients(1 - beta_1, 1 - beta_2, hyper.gamma, hyper.eps)
@@ -71,8 +66,6 @@ SCALE_BY_SOPHIA = Transform(
     name="scale_by_sophia",
     hyper=SophiaHyper,
     state=SophiaState,
-    init=sophia_init,
-    state_depends_on=(),
     coefficients=sophia_coefficients,
     transform=sophia_transform,
     bounds=(("betas", BELOW_ONE), ("gamma", FINITE_NON_NEGATIVE), ("eps", NON_NEGATIVE)),
@@ -111,9 +104,6 @@ def sophia(
     Returns:
         An :class:`~functional_optim.Optimizer`: ``chain(decoupled_weight_decay(...),
         scale_by_sophia(betas, gamma, eps), descend(lr))``. torch has no Sophia.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

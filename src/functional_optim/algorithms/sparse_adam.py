@@ -7,7 +7,7 @@
 t counts the steps of the parameter, whichever rows they had.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,10 +41,6 @@ class SparseAdamCoefficients(NamedTuple):
     step_size: float  # -lr * sqrt(1 - b2^t) / (1 - b1^t)
 
 
-def sparse_adam_init(param: Tensor, hyper: Any) -> SparseAdamState:
-    return SparseAdamState(torch.zeros_like(param), torch.zeros_like(param))
-
-
 def sparse_adam_coefficients(step: float, hyper: SparseAdamHyper) -> SparseAdamCoefficients:
     beta_1, beta_2 = hyper.betas
     step_size = hyper.lr * root(1 - beta_2**step) / (1 - beta_1**step)
@@ -68,8 +64,6 @@ SPARSE_ADAM = Rule(
     name="sparse_adam",
     hyper=SparseAdamHyper,
     state=SparseAdamState,
-    init=sparse_adam_init,
-    state_depends_on=(),
     coefficients=sparse_adam_coefficients,
     rule=sparse_adam_rule,
     bounds=(("lr", FINITE_POSITIVE), ("betas", BELOW_ONE), ("eps", POSITIVE)),
@@ -107,9 +101,6 @@ def sparse_adam(
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.SparseAdam, which has no
         ``takes_dense``. Its state is two dense tensors of the parameter's shape and dtype. The cost
         of a step is proportional to the stored rows. It takes no complex parameters.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

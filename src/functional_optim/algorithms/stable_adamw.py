@@ -13,7 +13,6 @@ With the weights w, averages need no bias correction: m_t is Adam's m_hat.
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
@@ -49,10 +48,6 @@ class StableAdamWCoefficients(NamedTuple):
     decays: bool
 
 
-def stable_adamw_init(param: Tensor, hyper: StableAdamWHyper) -> StableAdamWState:
-    return StableAdamWState(torch.zeros_like(param), torch.zeros_like(param))
-
-
 def stable_adamw_coefficients(step: float, hyper: StableAdamWHyper) -> StableAdamWCoefficients:
     beta_1, beta_2 = hyper.betas
     weight_2 = (1 - beta_2) / (1 - beta_2**step)
@@ -86,8 +81,6 @@ STABLE_ADAMW = Rule(
     name="stable_adamw",
     hyper=StableAdamWHyper,
     state=StableAdamWState,
-    init=stable_adamw_init,
-    state_depends_on=(),
     coefficients=stable_adamw_coefficients,
     rule=stable_adamw_rule,
     bounds=(
@@ -130,9 +123,6 @@ def stable_adamw(
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no StableAdamW. The mean is taken in
         float64, whatever the parameter's dtype.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -124,9 +124,6 @@ def yogi(
         An :class:`~functional_optim.Optimizer`. torch has no Yogi. Some other packages also start
         the average gradient at ``initial_accumulator_value``; here it starts at 0, as in the paper.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch
