@@ -14,17 +14,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, NON_NEGATIVE, UNIT
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar, is_zero
 from functional_optim.core.leaf_input import LeafInput
 from functional_optim.core.stage import Link, Transform
 from functional_optim.numeric import addcmul, div, lerp, mul, power, shift
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.descend import descend
-from functional_optim.transforms.maximize import maximized
 
 
 class AdahessianState(NamedTuple):

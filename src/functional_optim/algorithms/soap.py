@@ -21,15 +21,11 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.adam import adam_denominator
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.links import rebuild
 from functional_optim.core.matrices import product_flops, qr_flops, require_matrix, symmetric_eigen
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcmul, at_first_step, lerp, mul
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 
 

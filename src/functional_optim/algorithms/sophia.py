@@ -14,14 +14,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Scalar, chain, constructor
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.leaf_input import LeafInput
 from functional_optim.core.stage import Link, Transform
 from functional_optim.numeric import clamp, lerp, mul
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.descend import descend
 
