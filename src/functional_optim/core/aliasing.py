@@ -51,9 +51,6 @@ class AliasTracker:
 
     While a compiler traces, storages are unknown. Then a result is copied only if it *is* an
     argument or an earlier result; a view of one is not copied.
-
-    Args:
-        tensors: the arguments of the function.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:

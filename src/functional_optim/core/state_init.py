@@ -275,13 +275,7 @@ class TreeFields:
 
 
 class StateFields:
-    """Fields of the state of parameters, to compare after changes of hyper-parameters.
-
-    Args:
-        stages: of the chain.
-        hypers: of each stage.
-        kinds: shapes and dtypes of the parameters.
-    """
+    """Fields of the state of parameters, to compare after changes of hyper-parameters."""
 
     def __init__(
         self,

@@ -29,10 +29,6 @@ class ExplicitGradients(TorchOptimizer):
 
     It is a :class:`~.local_optimizer.LocalOptimizer`. Its groups have the options of a class, if
     the recipe is that of a class. Such an option may change the stages of a group.
-
-    Args:
-        params: as for :class:`TorchOptimizer`.
-        recipe: of an optimizer that needs no inputs besides gradients.
     """
 
     def __init__(self, params: Iterable[Any], recipe: Recipe) -> None:

@@ -61,11 +61,6 @@ class ClassOptions:
     """Reader of the options of a parameter group that has the options of a class.
 
     An option may change the stages of the chain, as torch's ``amsgrad`` does.
-
-    Args:
-        defaults: the options of the class.
-        build: returns the optimizer for options.
-        number: of the group, for errors.
     """
 
     def __init__(
@@ -105,12 +100,7 @@ class ClassOptions:
 
 
 class GroupOptions:
-    """Reader of the options of a parameter group that has the hyper-parameters of a chain.
-
-    Args:
-        own: the chain, with its defaults.
-        number: of the group, for errors.
-    """
+    """Reader of the options of a parameter group that has the hyper-parameters of a chain."""
 
     def __init__(self, own: Optimizer, number: int | None = None) -> None:
         self._own, self._number = own, number

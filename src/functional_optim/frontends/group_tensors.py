@@ -84,12 +84,7 @@ _group_tensors = from_fields(GroupTensors)
 
 
 class GroupForm:
-    """Everything in groups except the tensors: numbers of parameters, keys, and options.
-
-    Args:
-        groups: that were stepped.
-        chains: of the groups.
-    """
+    """Everything in groups except the tensors: numbers of parameters, keys, and options."""
 
     def __init__(
         self, groups: Sequence[Group], chains: Sequence[LeafChain], held: GroupTensors

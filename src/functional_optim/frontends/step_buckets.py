@@ -30,14 +30,7 @@ class _Unit(NamedTuple):
 
 
 class StepBucket:
-    """Tensors of parameter groups that are stepped together, with their plans.
-
-    Args:
-        members: the tensors of each group; None for all tensors of all groups.
-        chains: of all groups.
-        executors: the name of the executor of each member.
-        masks: number of sets of missing gradients for which plans are kept.
-    """
+    """Tensors of parameter groups that are stepped together, with their plans."""
 
     def __init__(
         self,

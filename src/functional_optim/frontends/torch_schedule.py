@@ -21,10 +21,6 @@ class GroupSchedule(dict[str, Any]):
     It is a dict without items, because ``torch.distributed.checkpoint`` saves and loads the items
     of a dict, and every other value of a group. Not every function can be saved, and a checkpoint
     of another optimizer lacks the key. So such a checkpoint never has a schedule.
-
-    Args:
-        name: the name of the option.
-        schedule: the function.
     """
 
     __slots__ = ("name", "schedule")

@@ -114,12 +114,7 @@ class BoundLoops:
 
 
 class PassLoops:
-    """Compiled loops of the passes of a chain.
-
-    Args:
-        bind_table: of the kernel that compiles loops.
-        passes: of :func:`~functional_optim.kernels.passes.passes_of`.
-    """
+    """Compiled loops of the passes of a chain."""
 
     def __init__(
         self, bind_table: BindTable, stages: Sequence[Stage], passes: Sequence[Pass]

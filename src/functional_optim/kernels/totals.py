@@ -143,9 +143,6 @@ class UnchangedBy:
 
     The answer depends on shapes, dtypes and coefficients only. It is computed again if the
     coefficients change.
-
-    Args:
-        stages: before the stage whose total is computed.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:

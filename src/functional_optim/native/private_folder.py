@@ -45,11 +45,7 @@ def cache_folder() -> Path:
 
 
 class Folder:
-    """Open folder that only this user can write to. Its path is resolved once.
-
-    Args:
-        path: of an existing folder.
-    """
+    """Open folder that only this user can write to. Its path is resolved once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -45,11 +45,7 @@ class _Batch:
 
 
 class Addends:
-    """Reduction of the leaves of a part, whose last stage needs a total. It holds no tensor.
-
-    Args:
-        rows: the positions of their tensors, with the states of the part's stages only.
-    """
+    """Reduction of the leaves of a part, whose last stage needs a total. It holds no tensor."""
 
     def __init__(
         self,

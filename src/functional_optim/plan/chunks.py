@@ -182,13 +182,7 @@ class PointwiseChunk(Chunk):
 
 
 class _Listing:
-    """Division of leaves into those that are stepped as lists, and those that are stepped alone.
-
-    Args:
-        stages, executor, members: as for :class:`Chunk`.
-        rows: of these leaves.
-        leaves: leaves with these layouts. No reference to their tensors is kept.
-    """
+    """Division of leaves into those that are stepped as lists, and those that are stepped alone."""
 
     def __init__(
         self,
@@ -215,11 +209,7 @@ class _Listing:
 
 
 class _ChunkGetter:
-    """Getter of a leaf from a list of tensors, as a chunk of memory.
-
-    Args:
-        leaf: one with its layouts.
-    """
+    """Getter of a leaf from a list of tensors, as a chunk of memory."""
 
     def __init__(self, row: LeafPositions, leaf: Leaf) -> None:
         tensors = tensors_of(leaf)

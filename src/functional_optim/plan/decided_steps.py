@@ -46,13 +46,7 @@ _step_leaves = from_fields(StepLeaves)
 
 
 class DecidedSteps:
-    """Plans of the steps in which the same gradients are missing, and which need a Decision.
-
-    Args:
-        rows: for each leaf, the positions of its tensors.
-        leaves: of such a step.
-        every: the list of such a step.
-    """
+    """Plans of the steps in which the same gradients are missing, and which need a Decision."""
 
     def __init__(
         self,

@@ -34,12 +34,7 @@ from functional_optim.plan.item import Item, StepScalars
 
 
 class DeviceNumbers:
-    """Hyper-parameters of all parameters on a device, and their coefficients.
-
-    Args:
-        hypers: of each parameter; parameters of a group share one tuple.
-        slots: the same, with a slot for each scalar.
-    """
+    """Hyper-parameters of all parameters on a device, and their coefficients."""
 
     def __init__(
         self,

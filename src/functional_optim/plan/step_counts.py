@@ -59,13 +59,7 @@ class _Class(NamedTuple):
 
 
 class CountClasses:
-    """Classes of leaves with the same chain and the same counts. It holds no tensor.
-
-    Args:
-        rows: the positions of leaves with the same stages.
-        groups: for each leaf, the number of its chain.
-        tensors: the list of a step, with the counts that define the classes.
-    """
+    """Classes of leaves with the same chain and the same counts. It holds no tensor."""
 
     def __init__(
         self, rows: Sequence[LeafPositions], groups: Sequence[int], tensors: list[Tensor]

@@ -27,12 +27,7 @@ from functional_optim.plan.step_leaves import GateNumbers, StepLeaves
 
 
 class StepNumbers:
-    """Hyper-parameters and coefficients of one step, shared by leaves with equal chains and counts.
-
-    Args:
-        shared: the shared scalars before the step.
-        links: number of links of the optimizer.
-    """
+    """Hyper-parameters and coefficients of one step, for leaves with equal chains and counts."""
 
     def __init__(self, leaves: StepLeaves, shared: Any, links: int) -> None:
         self._chains, self._groups = leaves.chains, leaves.groups

@@ -170,14 +170,7 @@ class TreeChains:
 
 
 class TreeForm:
-    """Form of a tree (everything except the tensors), and the chains of its leaves.
-
-    Args:
-        optimizer: that made a step.
-        tree: that was stepped.
-        marks: for each leaf of the plans, a value that is equal for leaves of the same chain.
-        positions: of these leaves in the tree.
-    """
+    """Form of a tree (everything except the tensors), and the chains of its leaves."""
 
     def __init__(
         self, optimizer: Chain, tree: Tree, marks: Sequence[Any], positions: Sequence[int]

@@ -42,12 +42,7 @@ _FIXED = {int, float, bool, str, type(None), *PLAIN}
 
 
 class TreeSteps:
-    """Plans of the steps of all trees of one form.
-
-    Args:
-        tree: an example of such a tree.
-        leaves: all leaves of the tree that are not None.
-    """
+    """Plans of the steps of all trees of one form."""
 
     def __init__(
         self, optimizer: Chain, executor: Executor, tree: Tree, leaves: StepLeaves

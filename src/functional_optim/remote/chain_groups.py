@@ -27,10 +27,6 @@ class ChainGroups:
     """Parameter groups with one chain each.
 
     The caller's groups are divided where their parameters have different chains.
-
-    Args:
-        groups: of the caller.
-        recipe: builds the optimizer of each worker.
     """
 
     def __init__(self, groups: Sequence[PlacedGroup], recipe: Recipe | OpaqueRecipe) -> None:

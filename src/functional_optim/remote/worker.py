@@ -76,14 +76,7 @@ class Exchange(Protocol):
 
 
 class WorkerOptimizer:
-    """Optimizer on a worker. Arguments and results of all methods can be sent.
-
-    Args:
-        recipe: builds the optimizer.
-        worker_groups: the groups with parameters on this worker.
-        lock: shared by all optimizers that may have parameters in common.
-        exchange: gets gradients, and sends parameters to readers.
-    """
+    """Optimizer on a worker. Arguments and results of all methods can be sent."""
 
     def __init__(
         self,

@@ -48,15 +48,7 @@ _LOCAL: Mapping[str, Callable[[Any, float], Any]] = {
 
 
 class Workers:
-    """Optimizers on workers, one on each worker.
-
-    Args:
-        transport: sends calls to workers.
-        chain_groups: the parameter groups, and the recipe of the optimizer.
-        make_worker: builds the optimizer of a worker, on that worker, from the recipe and its
-            groups.
-        close: True if :meth:`close` also closes the transport.
-    """
+    """Optimizers on workers, one on each worker."""
 
     def __init__(
         self,

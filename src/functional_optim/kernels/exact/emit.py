@@ -41,14 +41,7 @@ WIDTH = 16
 
 
 class LoopText:
-    """C++ text of the loop of one graph, for tensors of certain dtypes.
-
-    Args:
-        trace: of a pointwise chain.
-        validated: the values of the graph in an example.
-        block_size: the granularity of the chain.
-        variant: how torch rounds on this machine.
-    """
+    """C++ text of the loop of one graph, for tensors of certain dtypes."""
 
     def __init__(
         self, trace: Trace, validated: Validated, block_size: int, variant: Variant
