@@ -146,15 +146,13 @@ def export_step(
     steps + 1``. Each argument is a list of tensors:
 
     - params: the parameters, in the order of :func:`functional_optim.leaf_paths`, without None
-    leaves.
-      Complex parameters, gradients and states are passed as ``torch.view_as_real``.
+      leaves. Complex parameters, gradients and states are passed as ``torch.view_as_real``.
     - grads: their dense gradients. Every call steps every leaf.
     - states: the tensors of the state, leaf by leaf, as the manifest names them.
     - steps: a 0-d int64 tensor for each leaf: the number of its steps.
     - hyper: a 0-d float64 tensor for each input number, such as this step's ``lr``. Bounds are
-    checked
-      at export only. Flags, whole numbers, numbers that decide a choice (a momentum of 0 keeps no
-      buffer) and numbers that no step reads are fixed in the program.
+      checked at export only. Flags, whole numbers, numbers that decide a choice (a momentum of 0
+      keeps no buffer) and numbers that no step reads are fixed in the program.
 
     The manifest (JSON) lists every input in order: its name, shape, strides, dtype and device, the
     initial value of a state, and the value of a number at export. It is written to ``<path>.json``,
