@@ -26,6 +26,8 @@ RETURNS = re.compile(r"^( *Returns:\n +)", re.MULTILINE)
 LITERAL = re.compile(r"^( *)(\S.*)::$", re.MULTILINE)
 LONELY = re.compile(r"^ *::\n", re.MULTILINE)
 SECTION = re.compile(r"^(Args|Returns|Raises|Example|Examples|Reference):", re.MULTILINE)
+ERRORS = "Raises:\n    ValueError: a value outside the bounds above.\n\n"
+"""What :func:`functional_optim.core.constructor.constructor` adds."""
 FORMULA = re.compile(r"\w+ += ")
 """The beginning of a formula that is not indented, such as ``p_t = ``."""
 
@@ -45,7 +47,7 @@ class Docstrings(griffe.Extension):
             if thing.docstring is not None:
                 text = thing.docstring.value
                 if thing.is_function and thing.path in names:
-                    text = with_mathematics(text, thing)
+                    text = with_mathematics(with_errors(text, thing), thing)
                 if isinstance(thing, griffe.Class):
                     text = with_inherited_arguments(text, thing)
                 text = ROLE.sub(lambda found, at=thing: _link(found, at, names), text)
@@ -60,6 +62,14 @@ def as_markdown(text: str) -> str:
     """
     text = RETURNS.sub(r"\1: ", EXAMPLE.sub(r"\1Examples:\n", LONELY.sub("", text)))
     return LITERAL.sub(r"\1\2:", text)
+
+
+def with_errors(text: str, function: griffe.Object) -> str:
+    """Return a docstring with the section that the decorator of constructors adds to ``help``."""
+    is_constructor = any(str(one.value) == "constructor" for one in function.decorators)
+    if not is_constructor or "Raises:" in text:
+        return text
+    return text.replace("Example::", f"{ERRORS}Example::", 1)
 
 
 def with_mathematics(text: str, function: griffe.Object) -> str:

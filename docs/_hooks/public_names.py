@@ -60,6 +60,8 @@ def definition(name: str) -> str:
     for node in source.body:
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             for one in node.names:
+                if one.name == "*" and short in _exported(node.module):
+                    return definition(f"{node.module}.{short}")
                 if (one.asname or one.name) == short:
                     return definition(f"{node.module}.{one.name}")
     return name
@@ -110,11 +112,16 @@ def _body(module: str) -> list[ast.stmt]:
 
 
 def _exported(package: str) -> list[str]:
+    names: list[str] = []
     for node in _body(package):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            names: list[str] = ast.literal_eval(node.value)
-            return [name for name in names if not name.startswith("__")]
-    raise ValueError(f"{package} has no list __all__, from which the reference is checked")
+            names += ast.literal_eval(node.value)
+        if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "__all__":
+            folder = ast.unparse(node.value).removesuffix(".__all__")  # __all__ += folder.__all__
+            names += _exported(f"{package}.{folder}")
+    if not names:
+        raise ValueError(f"{package} has no list __all__, from which the reference is checked")
+    return [name for name in names if not name.startswith("__")]
 
 
 def _functions(module: str) -> list[str]:

@@ -49,61 +49,8 @@ On the command line, ``functional-optim --help`` lists the commands. ``__version
 of the installed package.
 """
 
-import sys
-
-from functional_optim.algorithms import (
-    adabelief,
-    adabound,
-    adadelta,
-    adafactor,
-    adagrad,
-    adahessian,
-    adam,
-    adam_mini,
-    adamax,
-    adamw,
-    adan,
-    ademamix,
-    adopt,
-    asgd,
-    came,
-    dadapt_adam,
-    dadapt_sgd,
-    dion,
-    dog,
-    ftrl,
-    galore_adamw,
-    kl_soap,
-    kron,
-    lamb,
-    laprop,
-    lars,
-    ldog,
-    lion,
-    muon,
-    nadam,
-    normuon,
-    novograd,
-    prodigy,
-    qhadam,
-    qhm,
-    radam,
-    rmsprop,
-    rowwise_adagrad,
-    rprop,
-    schedule_free_adamw,
-    schedule_free_sgd,
-    scion,
-    sgd,
-    shampoo,
-    sign_sgd,
-    signum,
-    soap,
-    sophia,
-    sparse_adam,
-    stable_adamw,
-    yogi,
-)
+from functional_optim import algorithms, schedules, transforms, wrappers
+from functional_optim.algorithms import *
 from functional_optim.algorithms.adahessian import scale_by_adahessian
 from functional_optim.algorithms.adam import scale_by_adam
 from functional_optim.algorithms.lbfgs import lbfgs
@@ -114,9 +61,6 @@ from functional_optim.algorithms.sgd import trace
 from functional_optim.algorithms.sophia import scale_by_sophia
 from functional_optim.bounds import Interval
 from functional_optim.composition import chain, freeze, masked, partition
-from functional_optim.core import selectors as _selectors
-from functional_optim.core import stage as _stage
-from functional_optim.core import state as _state
 from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.gate import Gate
 from functional_optim.core.leaf_input import LeafInput
@@ -141,62 +85,13 @@ from functional_optim.optimizer.scripted_optimizer import ScriptedOptimizer
 from functional_optim.optimizer.state_fields import state_field, with_state_field
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.remote import DistributedOptimizer
-from functional_optim.schedules import (
-    constant,
-    cosine,
-    exponential,
-    inverse_sqrt,
-    joined,
-    linear,
-    on_global_step,
-    one_cycle,
-    polynomial,
-    warmup,
-    warmup_stable_decay,
-)
+from functional_optim.schedules import *
 from functional_optim.storage import compare_storages, describe, mapped_state, stored
-from functional_optim.transforms import (
-    adaptive_grad_clip,
-    add_noise,
-    cautious,
-    cautious_weight_decay,
-    centralize,
-    clip_by_block_rms,
-    clip_by_global_norm,
-    clip_by_value,
-    decoupled_weight_decay,
-    descend,
-    mars,
-    maximized,
-    scale_by_sign,
-    scale_by_trust_ratio,
-    weight_decay,
-)
+from functional_optim.transforms import *
 from functional_optim.version import installed_version as _installed_version
-from functional_optim.wrappers import (
-    accumulate,
-    apply_if_finite,
-    constrain_norm,
-    ema,
-    lookahead,
-    outer_nesterov,
-    qk_clip,
-    sam,
-    swa,
-    tail_ema,
-)
+from functional_optim.wrappers import *
 
 __version__ = _installed_version()
-
-# Pickles of earlier versions contain the old names of these modules.
-sys.modules.update(
-    {
-        f"{__name__}.stage": _stage,
-        f"{__name__}.state": _state,
-        f"{__name__}.where": _selectors,
-        f"{__name__}.core.where": _selectors,
-    }
-)
 
 __all__ = [
     "BoundOptimizer",
@@ -219,120 +114,37 @@ __all__ = [
     "State",
     "TorchOptimizer",
     "Transform",
-    "accumulate",
-    "adabelief",
-    "adabound",
-    "adadelta",
-    "adafactor",
-    "adagrad",
-    "adahessian",
-    "adam",
-    "adam_mini",
-    "adamax",
-    "adamw",
-    "adan",
-    "adaptive_grad_clip",
-    "add_noise",
-    "ademamix",
-    "adopt",
-    "apply_if_finite",
     "as_functional_optim",
-    "asgd",
-    "came",
-    "cautious",
-    "cautious_weight_decay",
-    "centralize",
     "chain",
-    "clip_by_block_rms",
-    "clip_by_global_norm",
-    "clip_by_value",
     "compare_storages",
-    "constant",
-    "constrain_norm",
-    "cosine",
-    "dadapt_adam",
-    "dadapt_sgd",
-    "decoupled_weight_decay",
-    "descend",
     "describe",
-    "dion",
-    "dog",
-    "ema",
-    "exponential",
     "export_step",
     "freeze",
     "from_torch",
-    "ftrl",
     "functional_optim_map",
-    "galore_adamw",
     "hutchinson",
     "if_any",
-    "inverse_sqrt",
-    "joined",
-    "kl_soap",
-    "kron",
     "labels",
-    "lamb",
-    "laprop",
-    "lars",
     "lbfgs",
-    "ldog",
     "leaf_paths",
-    "linear",
-    "lion",
-    "lookahead",
     "mapped_state",
-    "mars",
     "masked",
     "matching",
-    "maximized",
-    "muon",
-    "nadam",
-    "normuon",
-    "novograd",
-    "on_global_step",
-    "one_cycle",
-    "outer_nesterov",
     "partition",
-    "polynomial",
-    "prodigy",
-    "qhadam",
-    "qhm",
-    "qk_clip",
-    "radam",
     "register_functional_optim",
-    "rmsprop",
-    "rowwise_adagrad",
-    "rprop",
-    "sam",
     "scale_by_adahessian",
     "scale_by_adam",
     "scale_by_lion",
     "scale_by_rms",
-    "scale_by_sign",
     "scale_by_sophia",
-    "scale_by_trust_ratio",
-    "schedule_free_adamw",
-    "schedule_free_sgd",
-    "scion",
-    "sgd",
-    "shampoo",
-    "sign_sgd",
-    "signum",
-    "soap",
-    "sophia",
-    "sparse_adam",
-    "stable_adamw",
     "state_field",
     "stored",
-    "swa",
-    "tail_ema",
     "to_torch_state_dict",
     "trace",
-    "warmup",
-    "warmup_stable_decay",
-    "weight_decay",
     "with_shape",
     "with_state_field",
-    "yogi",
 ]
+__all__ += algorithms.__all__
+__all__ += schedules.__all__
+__all__ += transforms.__all__
+__all__ += wrappers.__all__

@@ -1,13 +1,14 @@
 """Custom rules and transforms, which have all features of the built-in stages."""
 
 import dataclasses
+import pickle
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import NoState, Optimizer, chain
+from functional_optim import NoState, Optimizer, Rule, chain
 from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
@@ -140,3 +141,33 @@ def test_a_pointwise_rule_may_keep_a_number_per_leaf() -> None:
     new, state = steps(chain(PACED(lr=0.5)), param, lambda _: grad, 2)
     torch.testing.assert_close(new, param - 0.5 * grad * (0.5 + 0.25))
     assert state.leaves.stages[0].pace.item() == 0.25
+
+
+class SlowState(NamedTuple):
+    velocity: Tensor
+    extra: list[Tensor]
+
+
+def slow_rule(
+    param: Tensor, grad: Tensor, state: SlowState, c: SignHyper
+) -> tuple[Tensor, SlowState]:
+    velocity = state.velocity + grad
+    return param - velocity, SlowState(velocity, state.extra)
+
+
+def test_a_stage_without_init_starts_with_zeros_and_empty_lists() -> None:
+    first, again = (
+        Rule(name="slow", hyper=SignHyper, state=SlowState, rule=slow_rule) for _ in range(2)
+    )
+    assert first == again and hash(first) == hash(again)
+    assert pickle.loads(pickle.dumps(first)) == first
+    hypers = dict.fromkeys(SignHyper._fields, 0.5)
+    optimizer = chain(first(**hypers))
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+        with case(dtype=dtype):
+            param = torch.ones(2, 3, dtype=dtype)
+            (state,) = optimizer.init(param).leaves.stages
+            assert state.extra == [] and state.velocity.dtype == dtype
+            assert torch.equal(state.velocity, torch.zeros_like(param))
+            new, _ = optimizer.update(param, param, optimizer.init(param))
+            assert torch.equal(new, torch.zeros_like(param))

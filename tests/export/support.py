@@ -102,13 +102,9 @@ import torch
 
 def run(job):
     given = torch.load(job["given"])
-    if job["package"] == "export":
-        extra = {"manifest.json": ""}
-        step = torch.export.load(job["path"], extra_files=extra).module()
-        text = extra["manifest.json"]
-    else:
-        step = torch._inductor.aoti_load_package(job["path"])
-        text = step.get_metadata()["manifest"]
+    extra = {"manifest.json": ""}
+    step = torch.export.load(job["path"], extra_files=extra).module()
+    text = extra["manifest.json"]
     params, states, steps = given["params"], given["states"], given["steps"]
     for grads, hyper in given["feeds"]:
         with torch.no_grad():
@@ -143,7 +139,6 @@ def job(
     return {
         "given": str(folder / "given.pt"),
         "path": str(exported.path),
-        "package": exported.manifest["package"],
         "made": str(folder / "made.pt"),
     }
 

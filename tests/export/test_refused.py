@@ -68,13 +68,6 @@ def test_places_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.Mo
     assert [path.name for path in tmp_path.iterdir()] == ["folder.pt2"]
 
 
-def test_packages() -> None:
-    with pytest.raises(ValueError, match="package must be one of export, aoti, got 'onnx'"):
-        export_step(sgd(), tree(), package="onnx")
-    with pytest.raises(ValueError, match="package='aoti' makes a file: give the path"):
-        export_step(sgd(), tree(), package="aoti")
-
-
 def test_parameters() -> None:
     with pytest.raises(ValueError, match="no tensor"):
         export_step(sgd(), {"w": None})

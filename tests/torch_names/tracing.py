@@ -1,9 +1,7 @@
 """Rows for transforms, modes, compilers and graphs, which need one process and no process group."""
 
-import ast
 import importlib.util
 import operator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,22 +150,6 @@ def without_numbers(names: Any) -> None:
         assert mode.from_tensor(NORMAL).shape == NORMAL.shape
         with pytest.raises(Exception, match=r"item|data-dependent|_local_scalar_dense"):
             made.item()
-
-
-@row(("torch", "_inductor"))
-def packages_of_machine_code(names: Any) -> None:
-    """The test reads the source of torch, since its import takes seconds.
-
-    Tests of packages call the function itself.
-    """
-    text = (Path(torch.__file__).parent / "_inductor" / "__init__.py").read_text("utf-8")
-    (made,) = (
-        node
-        for node in ast.parse(text).body
-        if isinstance(node, ast.FunctionDef) and node.name == "aoti_compile_and_package"
-    )
-    assert made.args.args[0].arg == "exported_program" and len(made.args.defaults) == 2
-    assert {"package_path", "inductor_configs"} <= {one.arg for one in made.args.kwonlyargs}
 
 
 ADD_ = torch.ops.aten.add_.Tensor

@@ -57,16 +57,6 @@ def fake_tensor_mode(**options: Any) -> Any:
     return import_private("torch._subclasses.fake_tensor", "FakeTensorMode", without)(**options)
 
 
-def aoti_compile_and_package(program: Any, **options: Any) -> None:
-    """Compile an exported program to a package of machine code."""
-    without = MissingName(
-        "torch._inductor.aoti_compile_and_package",
-        "no package of machine code can be made",
-        "give package='export'",
-    )
-    import_private("torch._inductor", "aoti_compile_and_package", without)(program, **options)
-
-
 def is_mutable(operator: Any) -> bool:
     """Return True if an operator of ``torch.ops`` writes to an argument, by its schema."""
     without = MissingName(

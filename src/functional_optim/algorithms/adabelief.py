@@ -19,14 +19,9 @@ from functional_optim.algorithms.adam import (
     adam_coefficients,
     adam_denominator,
 )
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import addcdiv, addcmul, lerp, mul, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
@@ -105,9 +100,6 @@ def adabelief(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no AdaBelief.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

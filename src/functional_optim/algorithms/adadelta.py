@@ -8,17 +8,11 @@ p_t = p_{t-1} - lr * d_t                     (the paper has lr = 1)
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcmul, mul, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
 
@@ -40,10 +34,6 @@ class AdadeltaCoefficients(NamedTuple):
     eps: float
 
 
-def adadelta_init(param: Tensor, hyper: AdadeltaHyper) -> AdadeltaState:
-    return AdadeltaState(torch.zeros_like(param), torch.zeros_like(param))
-
-
 def adadelta_coefficients(step: float, hyper: AdadeltaHyper) -> AdadeltaCoefficients:
     return AdadeltaCoefficients(hyper.lr, hyper.rho, 1 - hyper.rho, hyper.eps)
 
@@ -62,8 +52,6 @@ ADADELTA = Rule(
     name="adadelta",
     hyper=AdadeltaHyper,
     state=AdadeltaState,
-    init=adadelta_init,
-    state_depends_on=(),
     coefficients=adadelta_coefficients,
     rule=adadelta_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("rho", UNIT), ("eps", NON_NEGATIVE)),
@@ -93,9 +81,6 @@ def adadelta(
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adadelta(foreach=False).
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

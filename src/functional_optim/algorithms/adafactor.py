@@ -18,16 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, chain, constructor, maximized
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
-from functional_optim.composition import chain
 from functional_optim.core.aliasing import match_strides
-from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import OPTIONAL, Scalar
 from functional_optim.core.scalars import product_in, quotient_in, scalar_dtype
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import above, add, clamp, div, lerp, mul, number, smaller
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 
 
 class AdafactorState(NamedTuple):
@@ -188,9 +184,6 @@ def adafactor(
         parameter stays empty, where torch.optim.Adafactor raises ZeroDivisionError. With ``eps1``
         None each parameter has the bound of its own dtype. In torch.optim all parameters of a group
         have the bound of the first one that is stepped.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, chain, constructor, maximized
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar, is_zero
 from functional_optim.core.stage import Rule, rows_of_sparse
 from functional_optim.numeric import addcdiv, addcmul, fill_like, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
 
@@ -140,9 +137,6 @@ def adagrad(
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adagrad(foreach=False),
         which has no ``eps_root``, on dense gradients. Sparse gradients touch only the rows they
         store.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -12,20 +12,16 @@ uses e_t unchanged.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, NON_NEGATIVE, UNIT
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar, is_zero
 from functional_optim.core.leaf_input import LeafInput
 from functional_optim.core.stage import Link, Transform
 from functional_optim.numeric import addcmul, div, lerp, mul, power, shift
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.descend import descend
-from functional_optim.transforms.maximize import maximized
 
 
 class AdahessianState(NamedTuple):
@@ -49,10 +45,6 @@ class AdahessianCoefficients(NamedTuple):
     scale: float  # 1 / (1 - b1^t)
     hessian_power: float
     is_root: bool  # True if hessian_power is 1
-
-
-def adahessian_init(param: Tensor, hyper: AdahessianHyper) -> AdahessianState:
-    return AdahessianState(torch.zeros_like(param), torch.zeros_like(param), [])
 
 
 def adahessian_coefficients(step: float, hyper: AdahessianHyper) -> AdahessianCoefficients:
@@ -86,8 +78,6 @@ SCALE_BY_ADAHESSIAN = Transform(
     name="scale_by_adahessian",
     hyper=AdahessianHyper,
     state=AdahessianState,
-    init=adahessian_init,
-    state_depends_on=(),
     coefficients=adahessian_coefficients,
     transform=adahessian_transform,
     bounds=(("betas", BELOW_ONE), ("eps", NON_NEGATIVE), ("hessian_power", UNIT)),
@@ -125,9 +115,6 @@ def adahessian(
     Returns:
         An :class:`~functional_optim.Optimizer`: ``chain(decoupled_weight_decay(...),
         scale_by_adahessian(betas, eps, hessian_power), descend(lr))``. torch has no AdaHessian.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -14,14 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar, is_zero
 from functional_optim.core.stage import Link, Rule, Transform
 from functional_optim.numeric import addcdiv, addcmul, div, lerp, mul, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
@@ -220,9 +217,6 @@ def adam(
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adam(foreach=False), which
         has no ``eps_root``.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -23,15 +23,10 @@ from functional_optim.algorithms.adam import (
     adam_denominator,
 )
 from functional_optim.algorithms.soap import widen
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcdiv, lerp, mul
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
-from functional_optim.transforms.maximize import maximized
 
 
 class AdamMiniState(NamedTuple):
@@ -47,11 +42,7 @@ class AdamMiniHyper(NamedTuple):
 
 
 def number_of_blocks(param: Tensor, blocks: int) -> int:
-    """Return the number of blocks of a parameter.
-
-    Raises:
-        ValueError: the first dimension does not divide into so many equal blocks.
-    """
+    """Return the number of blocks of a parameter."""
     size = param.size(0) if param.dim() > 0 else 1
     if blocks == 0:
         return size if param.dim() > 1 else 1

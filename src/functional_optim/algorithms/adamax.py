@@ -10,14 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import addcdiv, lerp, mul, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
 
@@ -39,10 +34,6 @@ class AdamaxCoefficients(NamedTuple):
     step_size: float  # -lr / (1 - b1^t)
 
 
-def adamax_init(param: Tensor, hyper: AdamaxHyper) -> AdamaxState:
-    return AdamaxState(torch.zeros_like(param), torch.zeros_like(param))
-
-
 def adamax_coefficients(step: float, hyper: AdamaxHyper) -> AdamaxCoefficients:
     beta_1, beta_2 = hyper.betas
     return AdamaxCoefficients(1 - beta_1, beta_2, hyper.eps, -(hyper.lr / (1 - beta_1**step)))
@@ -60,8 +51,6 @@ ADAMAX = Rule(
     name="adamax",
     hyper=AdamaxHyper,
     state=AdamaxState,
-    init=adamax_init,
-    state_depends_on=(),
     coefficients=adamax_coefficients,
     rule=adamax_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),
@@ -90,9 +79,6 @@ def adamax(
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adamax(foreach=False).
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

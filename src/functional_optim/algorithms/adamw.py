@@ -6,9 +6,7 @@ The chain is the decoupled decay, then Adam (``adam.py``).
 """
 
 from functional_optim.algorithms.adam import adam
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.optimizer import Optimizer
+from functional_optim.authoring import Optimizer, Scalar, constructor
 
 
 @constructor
@@ -38,9 +36,6 @@ def adamw(
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.AdamW(foreach=False).
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -18,14 +18,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.adam import adam_denominator
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcdiv, addcmul, at_first_step, is_active, lerp, mul
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 
 
 class AdanState(NamedTuple):
@@ -57,15 +52,6 @@ class AdanCoefficients(NamedTuple):
     factor: float  # 1 - lr * lambda without prox, else 1 / (1 + lr * lambda)
     shrinks_before: bool
     shrinks_after: bool
-
-
-def adan_init(param: Tensor, hyper: AdanHyper) -> AdanState:
-    return AdanState(
-        torch.zeros_like(param),
-        torch.zeros_like(param),
-        torch.zeros_like(param),
-        torch.zeros_like(param),
-    )
 
 
 def adan_coefficients(step: float, hyper: AdanHyper) -> AdanCoefficients:
@@ -110,8 +96,6 @@ ADAN = Rule(
     name="adan",
     hyper=AdanHyper,
     state=AdanState,
-    init=adan_init,
-    state_depends_on=(),
     coefficients=adan_coefficients,
     rule=adan_rule,
     bounds=(
@@ -155,9 +139,6 @@ def adan(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no Adan.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -20,15 +20,10 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.adam import adam_denominator
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcdiv, addcmul, beside, is_active, lerp, mul
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
-from functional_optim.transforms.maximize import maximized
 
 
 class AdEMAMixState(NamedTuple):
@@ -56,10 +51,6 @@ class AdEMAMixCoefficients(NamedTuple):
     root: float  # sqrt(1 - b2^t)
     eps: float
     lr: float
-
-
-def ademamix_init(param: Tensor, hyper: AdEMAMixHyper) -> AdEMAMixState:
-    return AdEMAMixState(torch.zeros_like(param), torch.zeros_like(param), torch.zeros_like(param))
 
 
 def least(x: float, y: float) -> float:
@@ -119,8 +110,6 @@ ADEMAMIX = Rule(
     name="ademamix",
     hyper=AdEMAMixHyper,
     state=AdEMAMixState,
-    init=ademamix_init,
-    state_depends_on=(),
     coefficients=ademamix_coefficients,
     rule=ademamix_rule,
     bounds=(

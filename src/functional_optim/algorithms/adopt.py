@@ -15,17 +15,11 @@ the gradient, or it shrinks the parameter by 1 - lr * lambda before the step.
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcmul, at_first_step, clamp, is_active, lerp, mul
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 
 
 class AdoptState(NamedTuple):
@@ -54,10 +48,6 @@ class AdoptCoefficients(NamedTuple):
     factor: float  # 1 - lr * lambda; 1 at the first step
     adds_decay: bool
     shrinks: bool
-
-
-def adopt_init(param: Tensor, hyper: AdoptHyper) -> AdoptState:
-    return AdoptState(torch.zeros_like(param), torch.zeros_like(param))
 
 
 def adopt_coefficients(step: float, hyper: AdoptHyper) -> AdoptCoefficients:
@@ -97,8 +87,6 @@ ADOPT = Rule(
     name="adopt",
     hyper=AdoptHyper,
     state=AdoptState,
-    init=adopt_init,
-    state_depends_on=(),
     coefficients=adopt_coefficients,
     rule=adopt_rule,
     bounds=(
@@ -146,9 +134,6 @@ def adopt(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no ADOPT.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -17,17 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE
-from functional_optim.composition import chain
 from functional_optim.core.aliasing import match_strides
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.recording import is_recorded, record_call
 from functional_optim.core.scalars import default_scalar_dtype
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import above, add, fill_like, mul, number
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
 
@@ -124,9 +119,6 @@ def asgd(
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.ASGD(foreach=False). Its
         state is ``ax``, of the parameter's shape and dtype, and ``eta`` and ``mu``, two numbers in
         float32. Every executor runs its steps as torch's own operations.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -28,15 +28,10 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.soap import widen
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, POSITIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, clamp, div, lerp, mul, shift
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.scale_by_trust_ratio import norm_of
 
 
@@ -195,9 +190,6 @@ def came(
         and 2 * (n + m) numbers for each n-by-m matrix, about 4 bytes per parameter; two tensors of
         its shape, 8 bytes, for a vector. All state is of float32 where the parameter has 16 bits.
         It needs whole tensors (``kind="per_matrix"``). torch has no CAME.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import (
     BELOW_ONE,
     FINITE_NON_NEGATIVE,
@@ -29,11 +30,7 @@ from functional_optim.bounds import (
     NON_NEGATIVE,
     Interval,
 )
-from functional_optim.composition import chain
 from functional_optim.core.block_sums import finite_or_zero, sum_in_blocks
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import (
     add,
     addcdiv,
@@ -46,8 +43,6 @@ from functional_optim.numeric import (
     shift,
     smaller,
 )
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 
 
 class DadaptAdamState(NamedTuple):
@@ -91,10 +86,6 @@ class DadaptAdamCoefficients(NamedTuple):
     adds_decay: bool
     decays: bool
     is_active: bool  # True if lr is not 0
-
-
-def dadapt_adam_init(param: Tensor, hyper: DadaptAdamHyper) -> DadaptAdamState:
-    return DadaptAdamState(*(torch.zeros_like(param) for _ in range(3)))
 
 
 def dadapt_adam_init_shared(hyper: DadaptAdamHyper) -> DadaptAdamShared:
@@ -208,8 +199,6 @@ DADAPT_ADAM = Rule(
     name="dadapt_adam",
     hyper=DadaptAdamHyper,
     state=DadaptAdamState,
-    init=dadapt_adam_init,
-    state_depends_on=(),
     coefficients=dadapt_adam_coefficients,
     rule=dadapt_adam_rule,
     bounds=(
@@ -267,9 +256,6 @@ def dadapt_adam(
         and dtype, 12 bytes per float32 parameter, and five numbers for all parameters. The sums for
         ``d`` are computed in float64 over all tensors, shards and ranks; a tensor whose sums are
         not finite is left out. In float64 it equals the authors' package, up to the order of sums.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -21,15 +21,10 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.dadapt_adam import grow
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, FINITE_POSITIVE, Interval
-from functional_optim.composition import chain
 from functional_optim.core.block_sums import finite_or_zero, sum_in_blocks
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, choose, choose_record, is_active, mul
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
 
@@ -185,9 +180,6 @@ def dadapt_sgd(
         and dtype, 8 bytes per float32 parameter, and five numbers for all parameters. The sums for
         ``d`` are computed in float64 over all tensors, shards and ranks; a tensor whose sums are
         not finite is left out.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

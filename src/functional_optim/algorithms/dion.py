@@ -23,16 +23,11 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.soap import widen
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import product_flops, qr_flops, require_matrix
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, shift
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
-from functional_optim.transforms.maximize import maximized
 
 
 class DionState(NamedTuple):
@@ -55,13 +50,7 @@ class DionCoefficients(NamedTuple):
 
 
 def cosines(size: int, count: int, like: Tensor) -> Tensor:
-    """Return the first columns of the orthonormal discrete cosine transform.
-
-    Args:
-        size: number of rows.
-        count: number of columns.
-        like: a tensor with the dtype and device of the result.
-    """
+    """Return the first columns of the orthonormal discrete cosine transform."""
     rows = torch.arange(size, device=like.device)[:, None]
     columns = torch.arange(count, device=like.device)
     turns = ((2 * rows + 1) * columns) % (4 * max(1, size))  # whole numbers: cosines stay exact
@@ -155,9 +144,6 @@ def dion(
         they are real matrices: its ``init`` raises ValueError for a parameter of another number of
         dimensions. The first basis is a matrix of cosines, the same for all matrices of a shape.
         torch has no such class.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -16,15 +16,10 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.soap import widen
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import FINITE_NON_NEGATIVE, FINITE_POSITIVE, NON_NEGATIVE
-from functional_optim.composition import chain
 from functional_optim.core.block_sums import finite_or_zero, sum_in_blocks
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, choose, fill_like, larger, may_hold, mul, select, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.scale_by_trust_ratio import norm_of
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
@@ -191,9 +186,6 @@ def dog(
         all tensors, shards and ranks. A tensor whose norms are not finite is left out. torch has no
         DoG.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch
@@ -241,9 +233,6 @@ def ldog(
         An :class:`~functional_optim.Optimizer`. Its state is the first parameter, and two numbers
         for each tensor: 4 bytes per float32 parameter. It needs whole tensors
         (``kind="per_matrix"``). torch has no L-DoG.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

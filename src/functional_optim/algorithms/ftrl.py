@@ -18,14 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Scalar, chain, constructor, maximized
 from functional_optim.bounds import FINITE_NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule, rows_of_sparse
 from functional_optim.numeric import add, addcmul, clamp, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 
 
 class FTRLState(NamedTuple):
@@ -44,10 +40,6 @@ class FTRLCoefficients(NamedTuple):
     lr: float
     threshold: float  # lr * l1
     offset: float  # beta + lr * l2
-
-
-def ftrl_init(param: Tensor, hyper: FTRLHyper) -> FTRLState:
-    return FTRLState(torch.zeros_like(param), torch.zeros_like(param))
 
 
 def ftrl_coefficients(step: float, hyper: FTRLHyper) -> FTRLCoefficients:
@@ -69,8 +61,6 @@ FTRL = Rule(
     name="ftrl",
     hyper=FTRLHyper,
     state=FTRLState,
-    init=ftrl_init,
-    state_depends_on=(),
     coefficients=ftrl_coefficients,
     rule=ftrl_rule,
     bounds=tuple((name, FINITE_NON_NEGATIVE) for name in FTRLHyper._fields),
@@ -111,9 +101,6 @@ def ftrl(
         gradients change only the rows they store. A derivative through the step is NaN for an
         element whose gradients were all 0, since the slope of the root at 0 is infinite. torch has
         no FTRL.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -30,16 +30,11 @@ from torch import Tensor
 
 from functional_optim.algorithms.adam import adam_denominator
 from functional_optim.algorithms.soap import widen
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import product_flops, require_matrix, svd_flops
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcmul, lerp, mul
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
-from functional_optim.transforms.maximize import maximized
 
 
 class GaLoreState(NamedTuple):
@@ -202,9 +197,6 @@ def galore_adamw(
         they are real matrices: its ``init`` raises ValueError for a parameter of another number of
         dimensions. The averages are kept when ``P`` changes. ``P`` is a constant for a derivative
         through a step. torch has no such class.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -36,6 +36,7 @@ from functional_optim.algorithms.soap import (
     to_basis,
     widen,
 )
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor
 from functional_optim.bounds import (
     BELOW_ONE,
     FINITE_NON_NEGATIVE,
@@ -43,14 +44,9 @@ from functional_optim.bounds import (
     NON_NEGATIVE,
     Interval,
 )
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.links import rebuild
 from functional_optim.core.matrices import require_matrix
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import at_first_step, fill_like, lerp
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 
 

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.soap import widen
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import (
     BELOW_ONE,
     FINITE_NON_NEGATIVE,
@@ -42,16 +43,10 @@ from functional_optim.bounds import (
     Interval,
     check_choice,
 )
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import product_flops, require_matrix, solve_flops
 from functional_optim.core.random_normal import counter_of, normal_like
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, div, fill_like, lerp
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
-from functional_optim.transforms.maximize import maximized
 
 MODES = (None, "smart_one_diag", "one_diag", "all_diag")
 

@@ -11,12 +11,8 @@ parameter on both sides. Here the norm is bounded from below, and the ratio from
 import math
 
 from functional_optim.algorithms.adam import scale_by_adam
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.optimizer import Optimizer
+from functional_optim.authoring import Optimizer, Scalar, chain, constructor, maximized
 from functional_optim.transforms.descend import descend
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.scale_by_trust_ratio import scale_by_trust_ratio
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
@@ -50,9 +46,6 @@ def lamb(
         An :class:`~functional_optim.Optimizer`: ``chain(scale_by_adam(betas, eps),
         weight_decay(...), scale_by_trust_ratio(min_norm, max_ratio), descend(lr))``. torch has no
         LAMB.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

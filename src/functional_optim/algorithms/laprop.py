@@ -10,7 +10,6 @@ in the paper. Both are equal if lr is constant.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.algorithms.adam import (
@@ -19,15 +18,10 @@ from functional_optim.algorithms.adam import (
     adam_coefficients,
     adam_denominator,
 )
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcmul, lerp, mul
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
-from functional_optim.transforms.maximize import maximized
 
 
 class LaPropState(NamedTuple):
@@ -39,10 +33,6 @@ class LaPropHyper(NamedTuple):
     lr: float  # learning rate
     betas: tuple[float, float]  # decay of m and of v
     eps: float
-
-
-def laprop_init(param: Tensor, hyper: LaPropHyper) -> LaPropState:
-    return LaPropState(torch.zeros_like(param), torch.zeros_like(param))
 
 
 def laprop_coefficients(step: float, hyper: LaPropHyper) -> AdamCoefficients:
@@ -62,8 +52,6 @@ LAPROP = Rule(
     name="laprop",
     hyper=LaPropHyper,
     state=LaPropState,
-    init=laprop_init,
-    state_depends_on=(),
     coefficients=laprop_coefficients,
     rule=laprop_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),
@@ -97,9 +85,6 @@ def laprop(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no LaProp.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -10,12 +10,8 @@ momentum buffer, where the paper multiplies its input. With constant lr the step
 """
 
 from functional_optim.algorithms.sgd import trace
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.optimizer import Optimizer
+from functional_optim.authoring import Optimizer, Scalar, chain, constructor, maximized
 from functional_optim.transforms.descend import descend
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.scale_by_trust_ratio import scale_by_trust_ratio
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
@@ -48,9 +44,6 @@ def lars(
         An :class:`~functional_optim.Optimizer`: ``chain(weight_decay(...),
         scale_by_trust_ratio(trust_coefficient=...), trace(momentum, nesterov=...), descend(lr))``.
         torch has no LARS.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

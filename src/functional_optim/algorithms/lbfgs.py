@@ -109,12 +109,7 @@ def lbfgs_step(
 ) -> tuple[Point, LBFGSState]:
     """Iterate until a tolerance or a limit is reached.
 
-    Args:
-        problem: the function that is minimized.
-        point: the start.
-        loss, grad: at the start. They count as the first evaluation.
-        state: of the last step.
-        hyper: the hyper-parameters.
+    ``loss`` and ``grad`` at the start count as the first evaluation.
     """
     evaluations = 1
     is_optimal = bool(grad.abs().max() <= hyper.tolerance_grad)

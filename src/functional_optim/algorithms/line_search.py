@@ -41,18 +41,11 @@ class Trial(NamedTuple):
 def strong_wolfe(
     evaluate: Callable[[Any], Trial], start: Trial, t: Any, size: Tensor, *, limit: int
 ) -> tuple[Trial, int]:
-    """Search a step that fulfils the strong Wolfe conditions.
+    """Return a step that fulfils the strong Wolfe conditions, and the number of evaluations.
 
-    Args:
-        evaluate: returns the trial of a step; it is called at least once.
-        start: the trial of ``t = 0``, with a negative slope.
-        t: the first trial step.
-        size: largest magnitude in the direction.
-        limit: largest number of iterations. Each iteration evaluates once.
-
-    Returns:
-        The step that was found, or the best one in the last bracket; and the number of calls of
-        ``evaluate``.
+    ``evaluate`` returns the trial of a step, ``start`` is the trial of ``t = 0``, and ``size`` is
+    the largest magnitude in the direction. If no step fulfils the conditions within ``limit``
+    iterations, return the best one in the last bracket.
     """
     ends, count = _bracket(evaluate, start, t, limit)
     if len(ends) == 1:
@@ -110,11 +103,7 @@ def _lower(ends: list[Trial]) -> int:
 
 
 def _away_from_ends(t: Any, ends: list[Trial], *, is_slow: bool) -> tuple[Any, bool]:
-    """Move a trial step away from the nearer end of the bracket, if it was near one twice.
-
-    Returns:
-        The step, and True if it is near an end.
-    """
+    """Move a trial step away from the nearer end of the bracket, if it was near one twice."""
     lower, upper = min(ends[0].t, ends[1].t), max(ends[0].t, ends[1].t)
     margin = MARGIN * (upper - lower)
     if not min(upper - t, t - lower) < margin:
@@ -130,18 +119,6 @@ def cubic_minimizer(one: Trial, other: Trial, bounds: tuple[Any, Any] | None = N
     ``t = b - (b - a) (phi'(b) + d2 - d1) / (phi'(b) - phi'(a) + 2 d2)`` for ``a <= b``, with
     ``d1 = phi'(a) + phi'(b) - 3 (phi(a) - phi(b)) / (a - b)`` and
     ``d2 = sqrt(d1^2 - phi'(a) phi'(b))``; the middle of the bounds if the cubic has no minimizer.
-
-    Args:
-        one, other: the trials, in any order.
-        bounds: of the result; by default the two steps.
-
-    Example::
-
-        >>> import torch
-        >>> ends = [Trial(t, (t - 1) ** 2, torch.ones(1), torch.tensor(2 * (t - 1)))
-        ...         for t in (0.0, 4.0)]
-        >>> cubic_minimizer(*ends)
-        tensor(1.)
     """
     a, b = (one, other) if one.t <= other.t else (other, one)
     least, most = (a.t, b.t) if bounds is None else bounds

@@ -7,20 +7,15 @@
 The decay is decoupled weight decay before the step, ``(1 - lr * lambda) * p``, which is equal.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, Rule, Transform
 from functional_optim.numeric import add, lerp
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
-from functional_optim.transforms.maximize import maximized
 
 
 class LionState(NamedTuple):
@@ -36,10 +31,6 @@ class LionCoefficients(NamedTuple):
     lr: float
     weight_1: float  # 1 - b1
     weight_2: float  # 1 - b2
-
-
-def lion_init(param: Tensor, hyper: Any) -> LionState:
-    return LionState(torch.zeros_like(param))
 
 
 def lion_coefficients(step: float, hyper: LionHyper) -> LionCoefficients:
@@ -66,8 +57,6 @@ LION = Rule(
     name="lion",
     hyper=LionHyper,
     state=LionState,
-    init=lion_init,
-    state_depends_on=(),
     coefficients=lion_coefficients,
     rule=lion_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE)),
@@ -98,8 +87,6 @@ SCALE_BY_LION = Transform(
     name="scale_by_lion",
     hyper=ScaleByLionHyper,
     state=LionState,
-    init=lion_init,
-    state_depends_on=(),
     coefficients=scale_by_lion_coefficients,
     transform=scale_by_lion_transform,
     bounds=(("betas", BELOW_ONE),),
@@ -127,9 +114,6 @@ def lion(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no Lion.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -23,16 +23,12 @@ from torch import Tensor
 
 from functional_optim.algorithms.muon_options import MUON_OPTIONS, encode_sizes
 from functional_optim.algorithms.polar import SCALES, PolarFactor, encode_polar, iterate, scale_of
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor
 from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval, check_choice
-from functional_optim.composition import chain
 from functional_optim.core.aliasing import match_strides
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import iteration_flops, norms, require_matrix
 from functional_optim.core.scalars import product_in, scalar_dtype
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, clamp, lerp, mul
-from functional_optim.optimizer import Optimizer
 
 
 class MuonState(NamedTuple):
@@ -210,9 +206,6 @@ def muon(
         divide its rows. Without options, the buffer of a bfloat16 parameter is divided by its norm
         at each step if ``nesterov`` is False, as in torch. A parameter without columns stays empty,
         where torch.optim.Muon raises ZeroDivisionError.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -76,11 +76,7 @@ class MuonOptionsCoefficients(NamedTuple):
 
 
 def encode_sizes(sizes: Sequence[int] | str | None) -> str:
-    """Return the rows of each block as text, such as "512,128,128".
-
-    Raises:
-        ValueError: a size that is not a whole number >= 1.
-    """
+    """Return the rows of each block as text, such as "512,128,128"."""
     given = sizes.split(",") if isinstance(sizes, str) and sizes else sizes or ()
     try:
         found = list(map(int, given))
@@ -160,13 +156,7 @@ def muon_options_coefficients(step: float, hyper: MuonOptionsHyper) -> MuonOptio
 
 
 def step_block(param: Tensor, update: Tensor, c: MuonOptionsCoefficients) -> Tensor:
-    """Step blocks of rows that each have a polar factor.
-
-    Args:
-        param: blocks of one shape, in the last two dimensions.
-        update: the direction before orthogonalization, of the same shape.
-        c: the coefficients of the step.
-    """
+    """Step blocks of rows that each have a polar factor."""
     rows, columns = update.size(-2), update.size(-1)
     flat = update.flatten(0, -3) if update.dim() > 3 else update
     factor = orthogonalize(flat, c.polynomials, c.cubic, c.eps, c.dtype, c.normalization, c.fused)

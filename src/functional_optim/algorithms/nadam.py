@@ -17,15 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.scalars import default_scalar_dtype, quotient_in, scalar_dtype
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import addcdiv, addcmul, div, lerp, mul, number, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
@@ -142,9 +137,6 @@ def nadam(
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.NAdam(foreach=False). Its
         state is two tensors of the parameter's shape and dtype, and ``mu_product``, one number in
         float32. Every executor runs its steps as torch's own operations.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

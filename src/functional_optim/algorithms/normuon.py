@@ -30,16 +30,11 @@ from functional_optim.algorithms.polar import (
     polynomials_of,
 )
 from functional_optim.algorithms.soap import widen
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, check_choice
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import norms, require_matrix
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, lerp, mul, shift
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
-from functional_optim.transforms.maximize import maximized
 
 
 class NormuonState(NamedTuple):
@@ -186,9 +181,6 @@ def normuon(
         An :class:`~functional_optim.Optimizer`. It needs whole tensors (``kind="per_matrix"``), and
         they are real matrices: its ``init`` raises ValueError for a parameter of another number of
         dimensions. torch has no such class.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -18,14 +18,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.soap import widen
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, at_first_step, is_active, mul, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.scale_by_trust_ratio import norm_of
 
 
@@ -131,9 +126,6 @@ def novograd(
         An :class:`~functional_optim.Optimizer`. Its state is one tensor of the parameter's shape
         and dtype, and one number for each tensor: 4 bytes per float32 parameter. It needs whole
         tensors (``kind="per_matrix"``). torch has no NovoGrad.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -93,11 +93,7 @@ class PolarFactor:
         object.__setattr__(self, "polynomials", tuple(polynomials))
 
     def __call__(self, value: float) -> float:
-        """Return a singular value after all iterations.
-
-        Args:
-            value: a singular value, after the division by the norm of the matrix.
-        """
+        """Return a singular value after all iterations."""
         for a, b, c in self.polynomials:
             value = a * value + b * value**3 + c * value**5
         return value
@@ -221,10 +217,7 @@ class PolarFactor:
 def encode_polar(polar: Any, steps: int = 5, coefficients: Any = KELLER) -> str:
     """Return a polar factor as text, which is hashable and works in TorchScript.
 
-    Args:
-        polar: a PolarFactor, its text, its polynomials, or None for a quintic polynomial.
-        steps: number of iterations with the quintic polynomial.
-        coefficients: of the quintic polynomial.
+    ``steps`` and ``coefficients`` are those of the quintic polynomial, used if ``polar`` is None.
     """
     if polar is None:
         return str(PolarFactor.quintic(steps, coefficients))
@@ -287,13 +280,10 @@ def normalize(x: Tensor, eps: float, dtype: str, normalization: str) -> Tensor:
 def iterate(
     unit: Tensor, polynomials: list[tuple[float, float, float]], cubic: bool, fused: bool
 ) -> Tensor:
-    """Apply the polynomials to the singular values of matrices.
+    """Apply the polynomials to the singular values of one matrix, or of several.
 
-    Args:
-        unit: one matrix, or several in a tensor of three dimensions.
-        polynomials: one for each iteration.
-        cubic: True if no polynomial has a term of degree 5, which saves a product.
-        fused: True if each product and its sum are rounded once, as in torch.optim.Muon.
+    ``cubic``: no polynomial has a term of degree 5, which saves a product. ``fused``: each product
+    and its sum are rounded once, as in torch.optim.Muon.
     """
     is_tall = unit.size(-2) > unit.size(-1)
     x = unit.mT if is_tall else unit
@@ -317,18 +307,10 @@ def orthogonalize(
     normalization: str,
     fused: bool,
 ) -> Tensor:
-    """Approximate the polar factor of each matrix.
+    """Approximate the polar factor of one matrix, or of several.
 
-    Matrices are made contiguous first, since rounding of products depends on strides.
-
-    Args:
-        x: one matrix, or several in a tensor of three dimensions.
-        polynomials: one for each iteration.
-        cubic: True if no polynomial has a term of degree 5.
-        eps: least divisor, or number that is added to the norm.
-        dtype: one of :data:`ITERATION_DTYPES`.
-        normalization: one of :data:`NORMALIZATIONS`.
-        fused: True if each product and its sum are rounded once.
+    Matrices are made contiguous first, since rounding of products depends on strides. ``eps`` is
+    the least divisor, or is added to the norm. For the other arguments see :func:`iterate`.
     """
     if x.numel() == 0:
         return cast(x, dtype)

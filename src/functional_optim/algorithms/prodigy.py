@@ -32,6 +32,7 @@ from functional_optim.algorithms.prodigy_records import (
     ProdigyShared,
     ProdigyState,
 )
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import (
     BELOW_ONE,
     FINITE_NON_NEGATIVE,
@@ -40,12 +41,8 @@ from functional_optim.bounds import (
     UNIT,
     Interval,
 )
-from functional_optim.composition import chain
 from functional_optim.core.block_sums import SUM_BLOCK
-from functional_optim.core.constructor import constructor
 from functional_optim.core.dtensors import full_tensor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import (
     add,
     addcdiv,
@@ -58,9 +55,7 @@ from functional_optim.numeric import (
     mul,
     shift,
 )
-from functional_optim.optimizer import Optimizer
 from functional_optim.schedules.arithmetic import root_at
-from functional_optim.transforms.maximize import maximized
 
 
 def prodigy_init(param: Tensor, hyper: ProdigyHyper) -> ProdigyState:

@@ -11,17 +11,11 @@ With nu1 = nu2 = 1 it is Adam.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcdiv, addcmul, lerp, mul, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
@@ -47,10 +41,6 @@ class QHAdamCoefficients(NamedTuple):
     average_square_weight: float  # nu2 / (1 - b2^t)
     eps: float
     lr: float
-
-
-def qhadam_init(param: Tensor, hyper: QHAdamHyper) -> QHAdamState:
-    return QHAdamState(torch.zeros_like(param), torch.zeros_like(param))
 
 
 def qhadam_coefficients(step: float, hyper: QHAdamHyper) -> QHAdamCoefficients:
@@ -83,8 +73,6 @@ QHADAM = Rule(
     name="qhadam",
     hyper=QHAdamHyper,
     state=QHAdamState,
-    init=qhadam_init,
-    state_depends_on=(),
     coefficients=qhadam_coefficients,
     rule=qhadam_rule,
     bounds=(
@@ -128,9 +116,6 @@ def qhadam(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no QHAdam.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -9,17 +9,11 @@ whose buffer starts at zero.
 
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, lerp
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
@@ -39,10 +33,6 @@ class QHMCoefficients(NamedTuple):
     nu: float
 
 
-def qhm_init(param: Tensor, hyper: QHMHyper) -> QHMState:
-    return QHMState(torch.zeros_like(param))
-
-
 def qhm_coefficients(step: float, hyper: QHMHyper) -> QHMCoefficients:
     return QHMCoefficients(hyper.lr, 1 - hyper.momentum, hyper.nu)
 
@@ -58,8 +48,6 @@ QHM = Rule(
     name="qhm",
     hyper=QHMHyper,
     state=QHMState,
-    init=qhm_init,
-    state_depends_on=(),
     coefficients=qhm_coefficients,
     rule=qhm_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("momentum", BELOW_ONE)),

@@ -10,19 +10,14 @@
 Order of operations and defaults are those of torch.optim.RAdam. The paper has r_t > 4, and no eps.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import above, add, addcmul, div, lerp, mul, select, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
@@ -47,10 +42,6 @@ class RAdamCoefficients(NamedTuple):
     eps: float  # 0 in a plain step
     root: float  # sqrt(1 - b2^t), or 1
     rectification: float  # s_t, or 1
-
-
-def radam_init(param: Tensor, hyper: Any) -> RAdamState:
-    return RAdamState(torch.zeros_like(param), torch.zeros_like(param))
 
 
 def radam_coefficients(step: float, hyper: RAdamHyper) -> RAdamCoefficients:
@@ -92,8 +83,6 @@ RADAM = Rule(
     name="radam",
     hyper=RAdamHyper,
     state=RAdamState,
-    init=radam_init,
-    state_depends_on=(),
     coefficients=radam_coefficients,
     rule=radam_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),
@@ -128,9 +117,6 @@ def radam(
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.RAdam(foreach=False). Its
         state is two tensors of the parameter's shape and dtype.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -12,14 +12,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Scalar, chain, constructor, maximized
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule, rows_of_sparse
 from functional_optim.numeric import addcdiv, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import WEIGHT_DECAY
 
 
@@ -112,9 +108,6 @@ def rowwise_adagrad(
         dimension, coalesced or not) change only the rows they store, on the CPU with the bits of
         the dense step. A derivative through the step is NaN for a row whose gradients were all 0,
         since the slope of the root at 0 is infinite. torch has no such class.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

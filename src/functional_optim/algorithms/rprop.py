@@ -11,14 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import FINITE_NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import clamp, fill_like, select
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 
 
 class RpropState(NamedTuple):
@@ -102,9 +97,6 @@ def rprop(
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Rprop(foreach=False).
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -21,11 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import (
     add,
     addcmul,
@@ -38,8 +35,6 @@ from functional_optim.numeric import (
     shift,
     smaller,
 )
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 
 
 class ScheduleFreeShared(NamedTuple):

@@ -33,15 +33,10 @@ from functional_optim.algorithms.polar import (
     polar_flops,
     polynomials_of,
 )
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, check_choice
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import require_matrix
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, lerp, mul, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 
 NORMS = ("spectral", "sign", "row_norm", "col_norm", "rms")
 """Names of the norms; "rms" is that of vectors, and all others are of matrices."""
@@ -208,9 +203,6 @@ def scion(
         they are real matrices, or real vectors for "rms": its ``init`` raises ValueError for a
         parameter of another number of dimensions. It does not initialize parameters, as the
         authors' ``init`` does. torch has no such class.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

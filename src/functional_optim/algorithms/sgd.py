@@ -11,14 +11,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Scalar, chain, constructor, maximized
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, Rule, Sparse, Transform
 from functional_optim.numeric import add, at_first_step, fill_like, is_active, mul
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
 
@@ -171,9 +167,6 @@ def sgd(
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.SGD(foreach=False). In 16
         bits the rounding of torch's kernels depends on strides. There it holds if all gradients of
         a parameter have the same strides.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

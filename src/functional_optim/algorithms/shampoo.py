@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.soap import widen
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import (
     BELOW_ONE,
     FINITE_NON_NEGATIVE,
@@ -34,9 +35,6 @@ from functional_optim.bounds import (
     Interval,
     check_choice,
 )
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import (
     eigen_flops,
     norms,
@@ -44,11 +42,8 @@ from functional_optim.core.matrices import (
     require_matrix,
     symmetric_eigen,
 )
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcmul, at_first_step, div, lerp, mul, power, shift
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
-from functional_optim.transforms.maximize import maximized
 
 GRAFTS = (None, "sgd", "adagrad", "rmsprop", "adam")
 ROOT_DTYPES = (None, "float64")

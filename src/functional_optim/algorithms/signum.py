@@ -14,15 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule, Sparse
 from functional_optim.numeric import add, is_active, lerp
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.descend import descend
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.scale_by_sign import scale_by_sign
 from functional_optim.transforms.weight_decay import choose_weight_decay
 
@@ -102,9 +98,6 @@ def signum(
         and dtype (4 bytes per float32 parameter), and none with ``momentum=0``. torch has no
         Signum.
 
-    Raises:
-        ValueError: a value outside the bounds above.
-
     Example::
 
         >>> import torch
@@ -148,9 +141,6 @@ def sign_sgd(
         An :class:`~functional_optim.Optimizer` without state: ``chain(decoupled_weight_decay(...),
         scale_by_sign(), descend(lr))``. Without decay, a sparse gradient changes only the rows it
         stores. torch has no SignSGD.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

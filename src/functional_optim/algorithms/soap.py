@@ -21,15 +21,11 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.adam import adam_denominator
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.links import rebuild
 from functional_optim.core.matrices import product_flops, qr_flops, require_matrix, symmetric_eigen
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcmul, at_first_step, lerp, mul
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 
 
@@ -81,14 +77,10 @@ def soap_init(param: Tensor, hyper: SoapHyper) -> SoapState:
 def basis_flops(
     shape: tuple[int, ...], largest: int, products: int, in_refresh: int, frequency: int
 ) -> int:
-    """Return the floating-point operations of a step in a basis.
+    """Return the floating-point operations of a step in a basis of sides up to ``largest``.
 
-    Args:
-        shape: of the matrix.
-        largest: the longest side that has a basis.
-        products: number of products per step of the matrix and a square matrix, for each side.
-        in_refresh: number of products of square matrices in a refresh, which also has a QR.
-        frequency: number of steps between two refreshes.
+    In each step, every side multiplies the matrix ``products`` times by a square matrix. A refresh
+    has a QR and ``in_refresh`` products of square matrices.
     """
     total = 0
     for side, other in (shape, shape[::-1]):
@@ -284,9 +276,6 @@ def soap(
         other, rounding determines the eigenvectors, so results differ between machines. The basis
         is a constant for a derivative through a step. If torch.func or a compiler hides the step
         count, each step computes all cases. torch has no such class.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -12,17 +12,13 @@ clip makes the step of an element a step along its sign.
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Scalar, chain, constructor
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.leaf_input import LeafInput
 from functional_optim.core.stage import Link, Transform
 from functional_optim.numeric import clamp, lerp, mul
-from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.descend import descend
 
@@ -46,10 +42,6 @@ class SophiaCoefficients(NamedTuple):
     eps: float
 
 
-def sophia_init(param: Tensor, hyper: SophiaHyper) -> SophiaState:
-    return SophiaState(torch.zeros_like(param), torch.zeros_like(param), [])
-
-
 def sophia_coefficients(step: float, hyper: SophiaHyper) -> SophiaCoefficients:
     beta_1, beta_2 = hyper.betas
     return SophiaCoefficients(1 - beta_1, 1 - beta_2, hyper.gamma, hyper.eps)
@@ -71,8 +63,6 @@ SCALE_BY_SOPHIA = Transform(
     name="scale_by_sophia",
     hyper=SophiaHyper,
     state=SophiaState,
-    init=sophia_init,
-    state_depends_on=(),
     coefficients=sophia_coefficients,
     transform=sophia_transform,
     bounds=(("betas", BELOW_ONE), ("gamma", FINITE_NON_NEGATIVE), ("eps", NON_NEGATIVE)),
@@ -111,9 +101,6 @@ def sophia(
     Returns:
         An :class:`~functional_optim.Optimizer`: ``chain(decoupled_weight_decay(...),
         scale_by_sophia(betas, gamma, eps), descend(lr))``. torch has no Sophia.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

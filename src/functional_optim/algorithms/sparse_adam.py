@@ -7,19 +7,15 @@
 t counts the steps of the parameter, whichever rows they had.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_POSITIVE, POSITIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule, rows_of_sparse
 from functional_optim.numeric import mul, root, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 
 
 class SparseAdamState(NamedTuple):
@@ -39,10 +35,6 @@ class SparseAdamCoefficients(NamedTuple):
     weight_2: float  # 1 - b2
     eps: float
     step_size: float  # -lr * sqrt(1 - b2^t) / (1 - b1^t)
-
-
-def sparse_adam_init(param: Tensor, hyper: Any) -> SparseAdamState:
-    return SparseAdamState(torch.zeros_like(param), torch.zeros_like(param))
 
 
 def sparse_adam_coefficients(step: float, hyper: SparseAdamHyper) -> SparseAdamCoefficients:
@@ -68,8 +60,6 @@ SPARSE_ADAM = Rule(
     name="sparse_adam",
     hyper=SparseAdamHyper,
     state=SparseAdamState,
-    init=sparse_adam_init,
-    state_depends_on=(),
     coefficients=sparse_adam_coefficients,
     rule=sparse_adam_rule,
     bounds=(("lr", FINITE_POSITIVE), ("betas", BELOW_ONE), ("eps", POSITIVE)),
@@ -107,9 +97,6 @@ def sparse_adam(
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.SparseAdam, which has no
         ``takes_dense``. Its state is two dense tensors of the parameter's shape and dtype. The cost
         of a step is proportional to the stored rows. It takes no complex parameters.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

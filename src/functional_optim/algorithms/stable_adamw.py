@@ -13,17 +13,11 @@ With the weights w, averages need no bias correction: m_t is Adam's m_hat.
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import addcmul, clamp, is_active, lerp, mul, shift
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.scale_by_trust_ratio import norm_of
 
 
@@ -47,10 +41,6 @@ class StableAdamWCoefficients(NamedTuple):
     step_size: float  # -lr
     weight_decay: float
     decays: bool
-
-
-def stable_adamw_init(param: Tensor, hyper: StableAdamWHyper) -> StableAdamWState:
-    return StableAdamWState(torch.zeros_like(param), torch.zeros_like(param))
 
 
 def stable_adamw_coefficients(step: float, hyper: StableAdamWHyper) -> StableAdamWCoefficients:
@@ -86,8 +76,6 @@ STABLE_ADAMW = Rule(
     name="stable_adamw",
     hyper=StableAdamWHyper,
     state=StableAdamWState,
-    init=stable_adamw_init,
-    state_depends_on=(),
     coefficients=stable_adamw_coefficients,
     rule=stable_adamw_rule,
     bounds=(
@@ -130,9 +118,6 @@ def stable_adamw(
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no StableAdamW. The mean is taken in
         float64, whatever the parameter's dtype.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -15,14 +15,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.adam import adam_denominator
+from functional_optim.authoring import Optimizer, Rule, Scalar, chain, constructor, maximized
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.composition import chain
-from functional_optim.core.constructor import constructor
-from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Rule
 from functional_optim.numeric import addcdiv, addcmul, fill_like, lerp
-from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
 
@@ -123,9 +118,6 @@ def yogi(
     Returns:
         An :class:`~functional_optim.Optimizer`. torch has no Yogi. Some other packages also start
         the average gradient at ``initial_accumulator_value``; here it starts at 0, as in the paper.
-
-    Raises:
-        ValueError: a value outside the bounds above.
 
     Example::
 

@@ -27,10 +27,6 @@ def clone_aliased(gradients: Sequence[Any], written: Iterable[Tensor]) -> Sequen
 
     A step in place writes parameters one by one. Without the clone, a gradient that shares storage
     with another parameter or state would change before the step reads it.
-
-    Args:
-        gradients: a gradient or None for each parameter; sparse gradients are not cloned.
-        written: the parameters and states that the step writes.
     """
     storages = storage_addresses(written)
     dense = [one for one in gradients if one is not None and one.layout == torch.strided]
@@ -55,9 +51,6 @@ class AliasTracker:
 
     While a compiler traces, storages are unknown. Then a result is copied only if it *is* an
     argument or an earlier result; a view of one is not copied.
-
-    Args:
-        tensors: the arguments of the function.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:

@@ -23,18 +23,8 @@ def sum_in_blocks(
 ) -> tuple[Tensor, ...]:
     """Sum the results of a function over all blocks of tensors with equal numbers of elements.
 
-    Args:
-        addends: function of one 1-D block of each tensor, in float32 or wider. It returns 0-d
-            float64 tensors.
-        tensors: the tensors; a DTensor is gathered first.
-
-    Example::
-
-        >>> import torch
-        >>> def dot(x, y):
-        ...     return ((x * y).sum(dtype=torch.float64),)
-        >>> sum_in_blocks(dot, (torch.ones(70000), torch.ones(70000)))
-        (tensor(70000., dtype=torch.float64),)
+    ``addends`` gets one 1-D block of each tensor, in float32 or wider, and returns 0-d float64
+    tensors. A DTensor is gathered first.
     """
     flat = [full_tensor(one).reshape(-1) for one in tensors]
     blocks: Any = [flat]

@@ -26,18 +26,6 @@ class BufferMemory:
 
     Args:
         values: the buffer, contiguous and 1-D. The caller must not use this tensor any more.
-
-    Example::
-
-        >>> memory = BufferMemory(torch.zeros(6))
-        >>> part = memory.part(memory.tensor[2:4])
-        >>> part.untyped_storage().nbytes(), part.storage_offset()
-        (8, 0)
-        >>> _ = memory.tensor.fill_(1.0)
-        >>> part
-        tensor([1., 1.])
-        >>> buffer_of(part) is memory.tensor
-        True
     """
 
     __slots__ = ("__weakref__", "_whole", "tensor")

@@ -157,15 +157,7 @@ def check_leaf_state(
     name: str,
     fields: FieldsOf = fields_of,
 ) -> None:
-    """Raise ValueError if a leaf state does not have the form that these stages need.
-
-    Args:
-        stages, hypers: of the leaf.
-        param: the parameter.
-        state: the state.
-        name: of the leaf, for errors.
-        fields: :func:`fields_of`, or a function with the same results.
-    """
+    """Raise ValueError if a leaf state does not have the form that these stages need."""
     if not isinstance(state, LeafState):
         raise ValueError(
             f"the state at {name!r} is {type(state).__name__}, not a LeafState: it must come from "
@@ -234,10 +226,8 @@ def _check_stage_state(
 def check_measured(stages: Sequence[Stage], measured: Sequence[Any], asked: int = 0) -> None:
     """Check that totals have the shapes that the measured stages of a chain need.
 
-    Args:
-        stages: of the chain.
-        measured: totals of the first measured stages.
-        asked: 1 if the caller needs the total of one more stage, else 0.
+    ``measured`` has the totals of the first measured stages; ``asked`` is 1 if the caller needs the
+    total of one more stage, else 0.
     """
     summed = [stage for stage in stages if needs_total(stage)]
     names = [stage.name for stage in summed]

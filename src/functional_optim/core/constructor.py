@@ -14,6 +14,8 @@ _Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
 CONSTRUCTORS: list[Callable[..., Any]] = []
 """Public constructors. The ``repr`` of links is a call of the constructor that builds them."""
 
+_RAISES = "Raises:\n    ValueError: a value outside the bounds above.\n\n"
+
 _STAGE_PREFIX = re.compile(r"[a-z_]\w*: ")
 """Start of an error about a hyper-parameter: the name of its stage."""
 
@@ -27,15 +29,11 @@ def constructor(function: _Constructor) -> _Constructor:
     """Decorate a function of hyper-parameters that builds an optimizer.
 
     The decorator adds the function to :data:`CONSTRUCTORS`, with :func:`with_constructor_errors`.
-
-    Example::
-
-        >>> from functional_optim import adamw
-        >>> adamw(lr=-1.0)
-        Traceback (most recent call last):
-            ...
-        ValueError: adamw: lr must be a finite number >= 0, got -1.0
+    A docstring without the section "Raises" gets the one that most constructors have.
     """
+    text = function.__doc__
+    if text is not None and "Raises:" not in text:
+        function.__doc__ = inspect.cleandoc(text).replace("Example::", f"{_RAISES}Example::", 1)
     made = with_constructor_errors(function)
     CONSTRUCTORS.append(made)
     return made

@@ -24,12 +24,6 @@ def refuse_derivative(
 
     This is the case if torch.func or forward-mode differentiation tracks one of the tensors, or if
     autograd tracks a tensor of ``others`` or ``hypers``. Parameters may require grad.
-
-    Args:
-        what: the step, for the error.
-        params: parameters and other tensors that may require grad.
-        others: gradients and state.
-        hypers: hyper-parameters, in tuples.
     """
     if torch.compiler.is_compiling():
         return
@@ -71,16 +65,7 @@ def require_differentiable(
     hypers: Iterable[Any],
     extra: Iterable[Any],
 ) -> None:
-    """Raise RuntimeError if a derivative is requested of a leaf with a stage that has none.
-
-    Args:
-        stages: of the leaf.
-        name: of the leaf.
-        param: the parameter.
-        given: the gradient, the state, and totals.
-        hypers: the hyper-parameters of the leaf.
-        extra: inputs besides the gradients, such as the loss, which may require grad.
-    """
+    """Raise RuntimeError if a derivative is requested of a leaf with a stage that has none."""
     first = next((stage for stage in stages if not stage.differentiable), None)
     if first is not None:
         inputs = [one for one in extra if isinstance(one, Tensor)]

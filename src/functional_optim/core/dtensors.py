@@ -34,15 +34,10 @@ def redistribute_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 def sum_over_ranks(part: Tensor, like: "DTensor") -> Tensor:
-    """Sum a tensor over ranks, by one collective for each dimension of the mesh.
+    """Sum a tensor over ranks, by one collective for each dimension of the mesh of ``like``.
 
-    Args:
-        part: the addend of this rank, of the same shape on all ranks.
-        like: a DTensor with the mesh and the placements of the shards. If the DTensor is replicated
-            over a mesh dimension, its ranks have equal addends, and one of them counts.
-
-    Returns:
-        A plain tensor, with the same bits on all ranks.
+    If ``like`` is replicated over a mesh dimension, its ranks have equal addends, and one of them
+    counts. The result is a plain tensor, with the same bits on all ranks.
     """
     module: Any = sys.modules[_MODULE]
     kinds = [

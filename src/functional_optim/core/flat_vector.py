@@ -53,13 +53,7 @@ class FlatVector(NamedTuple):
 
 
 def flatten_params(params: Any, namespace: str) -> FlatVector:
-    """Flatten and check a tree of parameters.
-
-    Raises:
-        TypeError: a leaf is not a tensor.
-        ValueError: no tensor; the same tensor twice; an integer or sparse parameter; a DTensor;
-            several devices.
-    """
+    """Flatten and check a tree of parameters."""
     leaves, spec = flatten(params, namespace)
     paths = spec.paths()
     check_params(leaves, paths)
@@ -90,11 +84,6 @@ def leaf_order(tree: Any, namespace: str) -> list[int]:
     """Return the indices of a tree's leaves, with the keys of each dict in order of insertion.
 
     optree sorts the keys of a dict; torch.optim numbers parameters in order of insertion.
-
-    Example::
-
-        >>> leaf_order({"2": "a", "10": "b"}, "")
-        [1, 0]
     """
     return _order_of(tree, namespace, itertools.count())
 

@@ -69,12 +69,7 @@ def build(
     check: Callable[[Any], None],
     values: Mapping[str, Any],
 ) -> Any:
-    """Build and check a Hyper. A missing ``lr`` is inherited from the chain.
-
-    Raises:
-        TypeError: an unknown or missing field, or a value that is not a number.
-        ValueError: a value out of bounds, NaN, or values that contradict each other.
-    """
+    """Build and check a Hyper. A missing ``lr`` is inherited from the chain."""
     fields = field_types(hyper_class)
     unknown = [key for key in values if key not in fields]
     if unknown:
@@ -96,15 +91,6 @@ def copy_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return hyper-parameters with copies of their tensors.
 
     A tensor that autograd or torch.func tracks is not copied, so that it can be differentiated.
-
-    Example::
-
-        >>> lr, betas = torch.tensor(0.5), (torch.tensor(0.5), 0.75)
-        >>> copied = copy_tensors({"lr": lr, "betas": betas})
-        >>> lr.fill_(0.25)
-        tensor(0.2500)
-        >>> copied
-        {'lr': tensor(0.5000), 'betas': (tensor(0.5000), 0.75)}
     """
     return {name: map_values(Tensor, _copy_tensor, value) for name, value in values.items()}
 
@@ -264,13 +250,7 @@ def is_zero(value: Any) -> bool:
 
 
 def is_fixed(value: Any) -> bool:
-    """Return True if a value is immutable, so that its identity proves that it is unchanged.
-
-    Example::
-
-        >>> [is_fixed(one) for one in (0.1, (0.9, 0.999), None, [0.9], ([0.9],))]
-        [True, True, True, False, False]
-    """
+    """Return True if a value is immutable, so that its identity proves that it is unchanged."""
     kind = type(value)
     if kind is tuple:
         return FIXED.issuperset(map(type, value)) or all(map(is_fixed, value))
@@ -299,14 +279,7 @@ def hash_key(value: Any) -> Any:
 
 
 def format_hyper(value: Any) -> str:
-    """Format a value: a schedule by its constructor or name, a tensor with few digits.
-
-    Example::
-
-        >>> from functional_optim import cosine
-        >>> print(format_hyper((cosine(0.5, steps=9), lambda step: 0.1, torch.tensor(0.1))))
-        (cosine(0.5, to=0.0, steps=9), <lambda>, tensor(0.1))
-    """
+    """Format a value: a schedule by its constructor or name, a tensor with few digits."""
     if isinstance(value, Inherited):
         return value.value
     if isinstance(value, Tensor):

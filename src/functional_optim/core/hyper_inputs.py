@@ -51,14 +51,7 @@ def build_input_hypers(
 ) -> list[InputHypers]:
     """Return the hyper-parameters of every leaf as inputs; equal leaves share one tuple.
 
-    Args:
-        links: of the chain.
-        overrides: for some leaves.
-        leaves: the path and the shape of each leaf.
-        first: returns the first value of a schedule. Without it, schedules raise ValueError.
-
-    Raises:
-        TypeError: a tensor whose value torch.func or a compiler hides.
+    ``first`` returns the first value of a schedule. Without it, schedules raise ValueError.
     """
     names = hyper_names(links)
     base = {

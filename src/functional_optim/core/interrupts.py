@@ -61,9 +61,6 @@ def defer_interrupts(call: Callable[..., _Result], *args: Any, **kwargs: Any) ->
 
     A second interrupt is not deferred, so that a function that hangs can be ended. Nothing is
     deferred in other threads than the main thread, or if no Python function handles interrupts.
-
-    Raises:
-        KeyboardInterrupt: after the call. Another handler may raise another error.
     """
     if is_compiling():
         return call(*args, **kwargs)

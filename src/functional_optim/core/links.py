@@ -51,13 +51,7 @@ def run_order(links: Sequence[Link]) -> list[int]:
 
 
 def join_links(links: Sequence[Link]) -> Links:
-    """Return links in the order in which they run. Links without ``lr`` get the last link's ``lr``.
-
-    Raises:
-        TypeError: no rule reads the gradient, or no link has the ``lr`` that another link needs.
-        ValueError: a leading stage occurs twice; an input name has two meanings; a transform or a
-            gate has no effect at its position.
-    """
+    """Return links in running order, checked. Links without ``lr`` get the last link's ``lr``."""
     is_frozen = links and all(link.stage.name == FREEZE for link in links)
     if not is_frozen and not any(is_gradient_rule(link.stage) for link in links):
         there = ", ".join(link.stage.name for link in links) or "nothing"

@@ -11,14 +11,5 @@ def from_fields(cls: type[_Record]) -> Callable[[tuple[Any, ...]], _Record]:
     """Return a function that creates a named tuple from the tuple of all of its fields.
 
     The constructor of a named tuple is a Python function, and this one is a C function.
-
-    Example::
-
-        >>> from typing import NamedTuple
-        >>> class Pair(NamedTuple):
-        ...     first: int
-        ...     second: int
-        >>> from_fields(Pair)((1, 2))
-        Pair(first=1, second=2)
     """
     return partial(tuple.__new__, cls)

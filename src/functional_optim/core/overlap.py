@@ -19,26 +19,10 @@ def check_no_overlap(params: Sequence[Any], names: Callable[[], Sequence[str]]) 
     A step would write the shared elements twice, once for each parameter. The result would depend
     on the order of the writes, and a copy on another rank would miss one of them.
 
-    Views without a common element are accepted, such as the columns of a matrix or the parts of a
-    flat buffer. Parameters with exactly the same elements are accepted too: they are tied, and the
-    callers decide about them. Tensors without memory of their own are not checked: meta tensors,
-    DTensors, fake tensors and other wrappers.
-
-    If the ranges of addresses are disjoint, the cost is that of sorting them. Otherwise the bytes
-    of overlapping ranges are marked, in memory of as many bytes.
-
-    Args:
-        params: the parameters. Other objects are not checked.
-        names: function that returns the name of each parameter, for the error.
-
-    Example::
-
-        >>> memory = torch.zeros(6)
-        >>> check_no_overlap([memory[:3], memory[3:]], lambda: ["a", "b"])
-        >>> check_no_overlap([memory[:4], memory[2:]], lambda: ["a", "b"])
-        Traceback (most recent call last):
-            ...
-        ValueError: the parameters 'a' of shape (4,) and 'b' of shape (4,) share a part of their ...
+    Views without a common element are accepted, such as the columns of a matrix. Tied parameters,
+    with exactly the same elements, are accepted too: the callers decide about them. Tensors without
+    memory of their own are not checked. Only if ranges of addresses overlap, their bytes are marked
+    one by one.
     """
     with DisableTorchFunction():
         if _are_runs_separate(params):

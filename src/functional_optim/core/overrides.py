@@ -39,11 +39,7 @@ def shape_of(leaf: Any) -> Shape:
 def chain_at(
     links: Links, overrides: Sequence[Override], path: Path, shape: Shape | None = None
 ) -> LeafChain:
-    """Return the chain of the leaf at ``path``, which is empty for a frozen leaf.
-
-    Raises:
-        ValueError: no rule acts on the leaf, and it is not frozen.
-    """
+    """Return the chain of the leaf at ``path``, which is empty for a frozen leaf."""
     for where, changes in overrides:
         if is_selected(where, path, shape):
             links = apply_changes(links, changes)

@@ -40,16 +40,7 @@ def carries_derivative(value: Tensor) -> bool:
 def scalar_dtype(value: Any) -> str:
     """Return the name of the dtype in which torch multiplies a hyper-parameter by a number.
 
-    Args:
-        value: a number, or a 0-d tensor.
-
-    Returns:
-        The name; "float64" for a number, and for a tensor that autograd or torch.func tracks.
-
-    Example::
-
-        >>> scalar_dtype(0.1), scalar_dtype(torch.tensor(0.1))
-        ('float64', 'float32')
+    It is "float64" for a number, and for a tensor that autograd or torch.func tracks.
     """
     if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
         if isinstance(value, Tensor) and not carries_derivative(value):
@@ -58,38 +49,14 @@ def scalar_dtype(value: Any) -> str:
 
 
 def product_in(x: float, y: float, dtype: str) -> float:
-    """Return ``x * y`` as torch computes it with ``x`` in a 0-d tensor.
-
-    Args:
-        x: a number of the dtype.
-        y: any number.
-        dtype: as :func:`scalar_dtype` names it.
-
-    Example::
-
-        >>> x = torch.tensor(0.3)
-        >>> product_in(x.item(), 1.7, "float32") == (x * 1.7).item()
-        True
-    """
+    """Return ``x * y`` as torch computes it with ``x`` in a 0-d tensor."""
     if dtype == "float64":
         return x * y
     return _round_to(x * _round(y, 24, 2.0**-126), dtype)
 
 
 def quotient_in(x: float, y: float, dtype: str) -> float:
-    """Return ``x / y`` as torch computes it with ``x`` in a 0-d tensor.
-
-    Args:
-        x: a number of the dtype.
-        y: any number.
-        dtype: as :func:`scalar_dtype` names it.
-
-    Example::
-
-        >>> x = torch.tensor(0.3)
-        >>> quotient_in(x.item(), 1.7, "float32") == (x / 1.7).item()
-        True
-    """
+    """Return ``x / y`` as torch computes it with ``x`` in a 0-d tensor."""
     if dtype == "float64":
         return x / y
     return _round_to(x / _round(y, 24, 2.0**-126), dtype)
@@ -124,11 +91,5 @@ def _round(x: float, bits: int, least: float) -> float:
 
 
 def default_scalar_dtype() -> torch.dtype:
-    """Return the dtype of torch.optim's state that is one number for a parameter.
-
-    Example::
-
-        >>> default_scalar_dtype()
-        torch.float32
-    """
+    """Return the dtype of torch.optim's state that is one number for a parameter."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32

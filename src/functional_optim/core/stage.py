@@ -25,6 +25,7 @@ from functional_optim.core.stage_defaults import (
     NoHyper,
     NoState,
     Sparse,
+    ZeroInit,
     no_check,
     no_init,
     no_shared,
@@ -88,7 +89,8 @@ class Stage:
         state: a NamedTuple class, or :data:`NoState`. A field is a tensor, or ``list[Tensor]`` if
             only some options or shapes need it: ``[]`` or ``[tensor]``, or one tensor for each side
             of a matrix. The name ``step`` is reserved.
-        init: ``init(param, hyper) -> state``.
+        init: ``init(param, hyper) -> state``. By default, each tensor is zeros like the parameter,
+            and each list is empty.
         state_depends_on: the hyper-parameters on which the existence, shapes and dtypes of state
             tensors depend. By default all: ``init`` is called for each new value.
         coefficients: ``coefficients(step, hyper)`` returns the scalars of a step that are the same
@@ -194,6 +196,9 @@ class Stage:
         object.__setattr__(self, "stateful", self.state != NoState)
         object.__setattr__(self, "state_class", self.state if self.stateful else tuple)
         object.__setattr__(self, "sharing", self.shared != NoState)
+        if self.stateful and self.init is no_init:
+            object.__setattr__(self, "init", ZeroInit(self.state))
+            object.__setattr__(self, "state_depends_on", ())
         if self.stateful:
             torch.serialization.add_safe_globals([self.state])
         if self.sharing:

@@ -23,20 +23,7 @@ def call_stage(
     totals: Sequence[Any] = (),
     raw: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """Call a rule or a transform, and check its result.
-
-    Args:
-        stage: the rule or transform.
-        param: the parameter.
-        grad: the gradient after the earlier stages.
-        state: the stage's State.
-        coefficients: the stage's Coefficients.
-        totals: the total of a measured stage; otherwise empty.
-        raw: the raw gradient (see :class:`Transform`).
-
-    Returns:
-        ``(param, grad, state)`` after the stage.
-    """
+    """Call a rule or a transform, check its result, and return ``(param, grad, state)``."""
     if isinstance(stage, Rule):
         result = stage.rule(param, grad, state, coefficients)
         param, state = _check_result(stage, "param", result, state)
@@ -79,12 +66,7 @@ def checked_coefficients(stage: Stage, made: Any) -> Any:
 
 
 def call_measure(stage: Stage, grad: Tensor) -> Tensor:
-    """Call a stage's ``measure``, and check that it reads the gradient and returns a 0-d tensor.
-
-    Raises:
-        TypeError: the result is no 0-d tensor.
-        RuntimeError: the function wrote to the gradient.
-    """
+    """Call a stage's ``measure``, and check that it reads the gradient and returns a 0-d tensor."""
     assert isinstance(stage, Transform)
     assert stage.measure is not None
     counts = has_versions and not torch.compiler.is_compiling() and not grad.is_inference()
@@ -103,12 +85,7 @@ def call_measure(stage: Stage, grad: Tensor) -> Tensor:
 def call_reduce(
     stage: Stage, param: Tensor, grad: Tensor, state: Any, coefficients: Any
 ) -> tuple[Tensor, ...]:
-    """Call a stage's ``reduce``, and check that it reads its tensors and returns all totals.
-
-    Raises:
-        TypeError: the result is not one tensor of one element for each total.
-        RuntimeError: the function wrote to the parameter or to the gradient.
-    """
+    """Call a stage's ``reduce``, and check that it reads its tensors and returns all totals."""
     assert stage.reduce is not None
     counts = has_versions and not torch.compiler.is_compiling()
     counts = counts and not (param.is_inference() or grad.is_inference())

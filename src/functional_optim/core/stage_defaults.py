@@ -1,9 +1,13 @@
 """Default functions of a stage, and names that its fields must not have."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
+
+from functional_optim.core.hyper import field_types
 
 NoState = tuple[()]
 """The state of a stateless stage: always ``()``."""
@@ -20,6 +24,17 @@ Sparse = Literal["refuse", "rows", "dense"]
 def no_init(param: Tensor, hyper: Any) -> NoState:
     """Return the state of a stateless stage."""
     return ()
+
+
+@dataclass(frozen=True)
+class ZeroInit:
+    """The ``init`` of a stage that declares none: zeros like the parameter, and empty lists."""
+
+    state: Any
+
+    def __call__(self, param: Tensor, hyper: Any) -> Any:
+        kinds = field_types(self.state).values()
+        return self.state(*(torch.zeros_like(param) if kind is Tensor else [] for kind in kinds))
 
 
 def same_coefficients(step: float, hyper: Any) -> Any:

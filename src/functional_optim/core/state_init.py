@@ -275,26 +275,7 @@ class TreeFields:
 
 
 class StateFields:
-    """Fields of the state of parameters, to compare after changes of hyper-parameters.
-
-    Args:
-        stages: of the chain.
-        hypers: of each stage.
-        kinds: shapes and dtypes of the parameters.
-
-    Example::
-
-        >>> import torch
-        >>> from functional_optim import sgd
-        >>> optimizer = sgd(lr=0.1, momentum=0.9)
-        >>> hypers = [link.hyper for link in optimizer.links]
-        >>> fields = StateFields(optimizer.stages, hypers, [((3,), torch.float32)])
-        >>> other = [one._replace(lr=0.2) if "lr" in one._fields else one for one in hypers]
-        >>> fields.is_valid_for(other)
-        True
-        >>> fields.is_valid_for([link.hyper for link in sgd(lr=0.1).links])
-        False
-    """
+    """Fields of the state of parameters, to compare after changes of hyper-parameters."""
 
     def __init__(
         self,

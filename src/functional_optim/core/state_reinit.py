@@ -122,13 +122,7 @@ def reinit_state(
 
     Only stages that have not run yet are initialized again, and only if no rule has run: a rule
     between two gates may have changed the parameter. If nothing changes, ``state`` is returned.
-
-    Args:
-        stages: of the chain.
-        hypers: the current hyper-parameters.
-        param: the parameter.
-        state: of the leaf.
-        init_hypers: the hyper-parameters that the state was initialized with, if they may differ.
+    ``init_hypers`` initialized the state, if they may differ from ``hypers``.
     """
     wanted = starts_as_param(stages, hypers, param.shape, param.dtype)
     if init_hypers is not None and init_hypers is not hypers:

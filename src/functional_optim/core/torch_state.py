@@ -164,22 +164,12 @@ def from_entries(
     and the count is 0 or missing (SGD, Muon), a parameter with a buffer counts as stepped once.
 
     Args:
-        stages: of the chain.
-        hypers: of each stage.
-        param: the parameter.
-        entries: its state dict.
-        name: of the parameter, for errors.
         group_step: the step count of the parameter group, in classes that have one. It is used for
             parameters without a count.
         reinit: True if state with the count 0 is initialized again in the first step. Then values
             that start as the parameter or a hyper-parameter may differ from it.
         counted: True if the count in ``entries`` is known to be right, for any values.
         layout: the result of :func:`entry_layout` for the parameter, if the caller has it.
-
-    Raises:
-        TypeError: an entry is not a tensor.
-        ValueError: entries are missing, unknown, or of another shape; a step count is no whole
-            number >= 0; or the parameter was stepped, and there is no count.
     """
     if layout is None:
         layout = entry_layout(stages, hypers, param.shape, param.dtype)
@@ -241,10 +231,6 @@ def add_new_stages(
 
     Entries of a parameter that was not stepped, or that has no state of other stages, are returned
     unchanged: :func:`from_entries` creates all of their state. Arguments are its arguments.
-
-    Raises:
-        ValueError: coefficients of such a stage depend on the number of its own steps, which is not
-            counted.
     """
     layout = entry_layout(stages, hypers, param.shape, param.dtype)
     missing = layout.dtypes.keys() - entries.keys()
@@ -366,8 +352,7 @@ _PROBED_STEPS = (1.0, 2.0, 3.0, 10.0, 1e3, 1e6)
 def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any], *, after: int = 0) -> bool:
     """Return True if the coefficients of a chain differ between steps, or may differ.
 
-    Args:
-        after: number of first steps that are not compared.
+    The first ``after`` steps are not compared.
     """
     if not all(map(is_plain, hypers)) or any(stage.combine is not None for stage in stages):
         return True

@@ -26,10 +26,6 @@ class UnmatchedSelectors:
     Overrides, and selectors by path of masks, labels and ``freeze``, must match a leaf, unless they
     are in :func:`~functional_optim.if_any`. A selector by name cannot match the numbered leaves of
     ``model.parameters()``; the error says so.
-
-    Args:
-        links: of the optimizer.
-        overrides: of the optimizer.
     """
 
     def __init__(self, links: Links, overrides: Sequence[Override]) -> None:

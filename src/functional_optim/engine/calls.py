@@ -3,5 +3,3 @@
 from functional_optim.core.callers import is_called_by
 from functional_optim.core.dynamo import disable_compile
 from functional_optim.core.interrupts import defer_interrupts
-
-__all__ = ["defer_interrupts", "disable_compile", "is_called_by"]

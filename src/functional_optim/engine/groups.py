@@ -9,19 +9,3 @@ from functional_optim.frontends.group_tensors import Gradients, Group
 from functional_optim.frontends.step_buckets import BucketMember, StepBucket
 from functional_optim.plan.leaf_by_leaf import BetweenRuns, check_extra
 from functional_optim.plan.step_leaves import StepLeaf
-
-__all__ = [
-    "NO_STATE",
-    "BetweenRuns",
-    "BucketMember",
-    "CurrentGroups",
-    "ExplicitGradients",
-    "Gradients",
-    "Group",
-    "GroupChains",
-    "GroupPart",
-    "LeafChain",
-    "StepBucket",
-    "StepLeaf",
-    "check_extra",
-]

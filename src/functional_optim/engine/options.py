@@ -14,20 +14,3 @@ from functional_optim.frontends.torch_groups import (
     require_options,
 )
 from functional_optim.frontends.torch_schedule import guard_schedules
-
-__all__ = [
-    "NOT_OPTIONS",
-    "FixedGroups",
-    "Schedule",
-    "are_unchanged",
-    "check_group_overlap",
-    "common_options",
-    "copy_option_tensors",
-    "copy_tensors",
-    "guard_schedules",
-    "missing_flags",
-    "options_of",
-    "params_of_groups",
-    "require_optimizer",
-    "require_options",
-]

@@ -20,24 +20,3 @@ from functional_optim.frontends.recipe import (
 )
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS, is_optimizer_class
 from functional_optim.optimizer.constructors import call_constructor
-
-__all__ = [
-    "EXECUTION_OPTIONS",
-    "ComposedRecipe",
-    "GroupChain",
-    "OpaqueRecipe",
-    "OptimizerRecipe",
-    "OptionsReader",
-    "Recipe",
-    "StateDictForm",
-    "as_groups",
-    "bind_recipe",
-    "call_constructor",
-    "class_of_functional",
-    "is_optimizer_class",
-    "recipe_of",
-    "recipe_of_optimizer",
-    "resolve_functional",
-    "resolve_recipe",
-    "warn_opaque",
-]

@@ -8,22 +8,3 @@ from functional_optim.core.stage import Kind, Link, Stage, block_size_of
 from functional_optim.kernels import EXECUTORS, is_measured, needs_total
 from functional_optim.optimizer.explain import explain_chains
 from functional_optim.optimizer.flops import step_flops
-
-__all__ = [
-    "EXECUTORS",
-    "Kind",
-    "Link",
-    "MatrixBlocks",
-    "Stage",
-    "block_size_of",
-    "explain_chains",
-    "has_gates",
-    "has_shared_state",
-    "hyper_positions",
-    "is_measured",
-    "needs_total",
-    "refuse_closure",
-    "require_gradients_alone",
-    "require_one_chain",
-    "step_flops",
-]

@@ -21,28 +21,3 @@ from functional_optim.frontends.torch_entries import Start, complete_state, leaf
 from functional_optim.optimizer.bound_buffer import copy_states
 from functional_optim.plan.leaf_by_leaf import states_by_name, view_leaf
 from functional_optim.plan.shared_numbers import with_common_hypers
-
-__all__ = [
-    "AveragedParams",
-    "Start",
-    "Views",
-    "check_dtype",
-    "complete_state",
-    "copy_states",
-    "entry_layout",
-    "from_entries",
-    "has_begun",
-    "init_leaf",
-    "leaf_states",
-    "match_params",
-    "own_copy",
-    "starts_as_param",
-    "starts_in_first_step",
-    "state_tensors",
-    "states_by_name",
-    "to_entries",
-    "torch_step",
-    "view_leaf",
-    "with_common_hypers",
-    "with_group_steps",
-]

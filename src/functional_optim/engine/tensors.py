@@ -25,34 +25,3 @@ from functional_optim.plan.flat.layout import FlatBuffer, FlatLayout, copy_with_
 from functional_optim.plan.flat.move_checks import immovable_reasons
 from functional_optim.plan.guard import grads_of, mark_changed
 from functional_optim.plan.list_layout import MemoryGuard
-
-__all__ = [
-    "LARGE",
-    "FlatBuffer",
-    "FlatLayout",
-    "MemoryGuard",
-    "can_step_rows",
-    "can_step_shards",
-    "check_count",
-    "check_fit",
-    "check_grad",
-    "check_measured",
-    "check_no_dtensor",
-    "check_no_overlap",
-    "check_param",
-    "check_params",
-    "check_writable",
-    "clone_aliased",
-    "copy_with_strides",
-    "difference",
-    "format_placements",
-    "full_tensor",
-    "grads_of",
-    "immovable_reasons",
-    "is_dense",
-    "is_dtensor",
-    "local_gradient",
-    "mark_changed",
-    "to_local",
-    "unshard_like",
-]

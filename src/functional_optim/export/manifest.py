@@ -85,11 +85,7 @@ def leaf_entries(
 ) -> LeafEntries:
     """Return the inputs of the program for one parameter.
 
-    ``dynamic`` is a name for the length of a one-dimensional parameter; it is empty for fixed
-    shapes.
-
-    Raises:
-        ValueError: a dynamic length, and a parameter or state that cannot have one.
+    ``dynamic`` is a name for the length of a one-dimensional parameter; empty for fixed shapes.
     """
     made = _leaf_entries(stages, fill_inputs(hypers, lambda slot: slot.value), param.detach(), name)
     if not dynamic:
@@ -229,15 +225,8 @@ def build_manifest(
     }
 
 
-def check_tensor(entry: Entry, tensor: Any, *, strides: bool) -> None:
-    """Check that the program takes a tensor as this input.
-
-    Strides are checked for a compiled program, which reads memory by fixed strides.
-
-    Raises:
-        TypeError: the value is not a tensor.
-        ValueError: another shape, dtype, device or layout.
-    """
+def check_tensor(entry: Entry, tensor: Any) -> None:
+    """Check that the program takes a tensor as this input."""
     where = f"{entry.list}: {entry.name}"
     if not isinstance(tensor, Tensor):
         raise TypeError(
@@ -252,16 +241,9 @@ def check_tensor(entry: Entry, tensor: Any, *, strides: bool) -> None:
         ("shape", shape_fits, tuple(tensor.shape), entry.shape),
         ("dtype", tensor.dtype == entry.dtype, tensor.dtype, entry.dtype),
         ("device", tensor.device == entry.device, tensor.device, entry.device),
-        ("strides", not strides or _has_strides(entry, tensor), tensor.stride(), entry.stride),
     ):
         if not fits:
             raise ValueError(
                 f"{where} has {what} {got}, the program was exported for {want}: convert the "
                 "tensor, or export a program for it"
             )
-
-
-def _has_strides(entry: Entry, tensor: Tensor) -> bool:
-    """Return True if the strides of all dimensions of 2 or more elements are those of the entry."""
-    strides = zip(tensor.shape, tensor.stride(), entry.stride, strict=True)
-    return all(size < 2 or got == want for size, got, want in strides)

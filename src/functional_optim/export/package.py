@@ -9,19 +9,12 @@ from typing import Any
 
 import torch
 
-from functional_optim._torch.compilers import aoti_compile_and_package
-
 MANIFEST = "manifest.json"
 """The name of the manifest among the extra files of a torch.export package."""
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a package, after a check that it can be written. Nothing is compiled yet.
-
-    Raises:
-        ValueError: the path does not end in ``.pt2``.
-        OSError: its folder does not exist or is not writable, or the path is a folder.
-    """
+    """Return the path of a package, after a check that it can be written."""
     target = Path(path)
     if target.suffix != ".pt2":
         raise ValueError(f"path must end in .pt2, as torch's loaders want it, got {str(path)!r}")
@@ -35,30 +28,14 @@ def check_path(path: str | os.PathLike[str]) -> Path:
         return target
 
 
-def write_package(program: Any, target: Path, manifest: dict[str, Any], package: str) -> None:
+def write_package(program: Any, target: Path, manifest: dict[str, Any]) -> None:
     """Write the program of torch.export to ``target``, and its manifest to ``<target>.json``."""
     text = json.dumps(manifest, indent=1, allow_nan=False)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
         made, made_manifest = Path(folder) / target.name, Path(folder) / "manifest"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own deprecations
-            if package == "aoti":
-                _compile(program, made, text)
-            else:
-                torch.export.save(program, made, extra_files={MANIFEST: text})
+            torch.export.save(program, made, extra_files={MANIFEST: text})
         made_manifest.write_text(text + "\n", encoding="utf-8")
         made.replace(target)
         made_manifest.replace(f"{target}.json")
-
-
-def _compile(program: Any, made: Path, text: str) -> None:
-    aoti_compile_and_package(
-        program,
-        package_path=str(made),
-        inductor_configs={
-            "aot_inductor.metadata": {"manifest": text},
-            "cpp.dynamic_threads": True,  # the number of threads of the process that runs it
-            # With one thread, Inductor leaves out the code by which only one thread counts steps.
-            "cpp.threads": max(2, torch.get_num_threads()),
-        },
-    )

@@ -7,7 +7,6 @@ equals the reference executor bit for bit.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +20,6 @@ from functional_optim.core.leaf import Leaf, check_kept
 from functional_optim.core.stage import Rule, Stage, Transform
 from functional_optim.core.state import map_state, state_tensors
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.lowering import LoweringMode
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.plan.fed_coefficients import (
     Evaluation,
@@ -50,7 +48,6 @@ class StepProgram(torch.nn.Module):
         stages: of the chain.
         leaves: a plan for each leaf, in order.
         inputs: the names of the numbers in ``hyper``, in order.
-        compiled: True if Inductor compiles the program. Numbers then stay in their tensors.
         in_place: True to write into params, states and steps, and return ``(steps,)``; False to
             return new ``(params, states, steps)``.
     """
@@ -61,12 +58,10 @@ class StepProgram(torch.nn.Module):
         leaves: Sequence[LeafPlan],
         inputs: Sequence[str],
         *,
-        compiled: bool,
         in_place: bool,
     ) -> None:
         super().__init__()
-        self.stages = tuple(_name_stage_in_errors(stage, narrow=compiled) for stage in stages)
-        self.compiled = compiled
+        self.stages = tuple(map(_name_stage_in_errors, stages))
         self.leaves = tuple(leaves)
         self.inputs = tuple(inputs)
         self.in_place = in_place
@@ -81,25 +76,24 @@ class StepProgram(torch.nn.Module):
     ) -> tuple[list[Tensor], ...]:
         """Make a step."""
         left = iter(states)
-        with LoweringMode() if self.compiled else nullcontext():
-            fed = self._fed(hyper)
-            leaves = [
-                self._leaf(plan, param, grad, left, step, fed)
-                for plan, param, grad, step in zip(self.leaves, params, grads, steps, strict=True)
-            ]
-            if self.in_place:
-                ReferenceExecutor().update_(self.stages, leaves, ())
-                # torch.export.save needs a program with a result.
-                return ([step.add_(1) for step in steps],)
-            made = ReferenceExecutor().update(self.stages, leaves, ())
-            for leaf, one in zip(leaves, made, strict=True):
-                check_kept(leaf, one)
-            found = [tensor for one in made for tensor in state_tensors(one.states)]
-            return (
-                [match_strides(one.param, old) for old, one in zip(params, made, strict=True)],
-                [match_strides(new, old) for old, new in zip(states, found, strict=True)],
-                [step + 1 for step in steps],
-            )
+        fed = self._fed(hyper)
+        leaves = [
+            self._leaf(plan, param, grad, left, step, fed)
+            for plan, param, grad, step in zip(self.leaves, params, grads, steps, strict=True)
+        ]
+        if self.in_place:
+            ReferenceExecutor().update_(self.stages, leaves, ())
+            # torch.export.save needs a program with a result.
+            return ([step.add_(1) for step in steps],)
+        made = ReferenceExecutor().update(self.stages, leaves, ())
+        for leaf, one in zip(leaves, made, strict=True):
+            check_kept(leaf, one)
+        found = [tensor for one in made for tensor in state_tensors(one.states)]
+        return (
+            [match_strides(one.param, old) for old, one in zip(params, made, strict=True)],
+            [match_strides(new, old) for old, new in zip(states, found, strict=True)],
+            [step + 1 for step in steps],
+        )
 
     def _fed(self, hyper: Sequence[Tensor]) -> dict[Evaluation, dict[str, Any]]:
         """Return the stand-ins of input numbers, for each way of evaluation in use."""
@@ -129,14 +123,13 @@ class StepProgram(torch.nn.Module):
         return Leaf(param, grad, own, made, plan.name)
 
 
-def _name_stage_in_errors(stage: Stage, *, narrow: bool) -> Stage:
-    """Return a stage whose functions name it in errors; ``narrow`` keeps dtypes of 0-d tensors."""
+def _name_stage_in_errors(stage: Stage) -> Stage:
+    """Return a stage whose functions name it in errors."""
 
     def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             try:
-                result = function(*arguments)
-                return _restore_dtypes(result, arguments) if narrow else result
+                return function(*arguments)
             except UntraceableError:
                 raise
             except Exception as error:
@@ -154,22 +147,6 @@ def _name_stage_in_errors(stage: Stage, *, narrow: bool) -> Stage:
     assert isinstance(stage, Transform)
     measure = None if stage.measure is None else guarded(stage.measure)
     return replace(stage, transform=guarded(stage.transform), measure=measure)
-
-
-def _restore_dtypes(result: Any, arguments: tuple[Any, ...]) -> Any:
-    """Convert the 0-d tensors of a stage's result to their dtypes.
-
-    A 0-d float64 tensor of a number promotes other 0-d tensors, but no larger tensors.
-    """
-    if len(arguments) < 4:  # a reduction
-        return result
-    value, state = result
-
-    def narrowed(old: Tensor, new: Tensor) -> Tensor:
-        return new.to(old.dtype) if new.dim() == 0 else new
-
-    kept = map_state(narrowed, arguments[2], state) if arguments[2] else state
-    return narrowed(arguments[0], value), kept
 
 
 def unused_inputs(program: Any, inputs: Sequence[str]) -> list[str]:
@@ -208,6 +185,5 @@ def trace(program: StepProgram, example_inputs: tuple[list[Tensor], ...], shapes
         raise UntraceableError(f"torch.export refuses ({names}): {first_line(error)}") from error
     for node in made.graph.nodes:
         node.meta.pop("stack_trace", None)  # contains paths of this machine
-    if not program.compiled:
-        made.example_inputs = None  # torch.export.load fails on tensors without values
+    made.example_inputs = None  # torch.export.load fails on tensors without values
     return made

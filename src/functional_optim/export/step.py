@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,10 +38,8 @@ from functional_optim.export.manifest import (
 from functional_optim.export.package import check_path, write_package
 from functional_optim.export.program import LeafPlan, StepProgram, trace, unused_inputs
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.fed_coefficients import COMPILED, INTERPRETED, choose
+from functional_optim.plan.fed_coefficients import INTERPRETED, choose
 from functional_optim.plan.tree import params_of
-
-Package = Literal["export", "aoti"]
 
 Arguments = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
 """The arguments of a program: params, grads, states, steps, hyper."""
@@ -93,8 +91,8 @@ class ExportedStep:
 
         Raises:
             TypeError: a number that is not an input, or a value that is not a tensor.
-            ValueError: another tree; or a tensor whose shape, dtype, device or (for "aoti") layout
-                differs from the exported one.
+            ValueError: another tree; or a tensor whose shape, dtype or device differs from the
+                exported one.
         """
         leaves, spec = flatten(params, self.namespace)
         kept = [i for i, leaf in enumerate(leaves) if leaf is not None]
@@ -116,7 +114,6 @@ class ExportedStep:
             [states[i].step for i in kept],
             [torch.tensor(float(fed[name]), dtype=torch.float64) for name in known],
         )
-        strides = self.manifest["package"] == "aoti"
         for name, tensors in zip(INPUT_LISTS, made, strict=True):
             wanted = [entry for entry in self.entries if entry.list == name]
             if len(wanted) != len(tensors):
@@ -125,7 +122,7 @@ class ExportedStep:
                     "pass the same trees, or export a program for these"
                 )
             for entry, tensor in zip(wanted, tensors, strict=True):
-                check_tensor(entry, tensor, strides=strides)
+                check_tensor(entry, tensor)
         return made
 
 
@@ -138,7 +135,6 @@ def export_step(
     params: Any,
     path: str | os.PathLike[str] | None = None,
     *,
-    package: Package = "export",
     inputs: Sequence[str] | None = None,
     in_place: bool = True,
     dynamic: bool = False,
@@ -150,39 +146,29 @@ def export_step(
     steps + 1``. Each argument is a list of tensors:
 
     - params: the parameters, in the order of :func:`functional_optim.leaf_paths`, without None
-    leaves.
-      Complex parameters, gradients and states are passed as ``torch.view_as_real``.
+      leaves. Complex parameters, gradients and states are passed as ``torch.view_as_real``.
     - grads: their dense gradients. Every call steps every leaf.
     - states: the tensors of the state, leaf by leaf, as the manifest names them.
     - steps: a 0-d int64 tensor for each leaf: the number of its steps.
     - hyper: a 0-d float64 tensor for each input number, such as this step's ``lr``. Bounds are
-    checked
-      at export only. Flags, whole numbers, numbers that decide a choice (a momentum of 0 keeps no
-      buffer) and numbers that no step reads are fixed in the program.
+      checked at export only. Flags, whole numbers, numbers that decide a choice (a momentum of 0
+      keeps no buffer) and numbers that no step reads are fixed in the program.
 
     The manifest (JSON) lists every input in order: its name, shape, strides, dtype and device, the
     initial value of a state, and the value of a number at export. It is written to ``<path>.json``,
-    and is part of the package: with "export" as the extra file ``manifest.json``, with "aoti" as
-    ``get_metadata()["manifest"]``.
+    and is part of the package, as the extra file ``manifest.json``.
 
     In an environment without this package::
 
-        step = torch.export.load("step.pt2").module()            # package="export"
-        step = torch._inductor.aoti_load_package("step.pt2")     # package="aoti"
+        step = torch.export.load("step.pt2").module()
         with torch.no_grad():
             step(params, grads, states, steps, hyper)
 
     Args:
         optimizer: any chain; its executor is ignored.
         params: a pytree of parameters. Their shapes and layouts are used, not their values.
-        path: of the package, ending in ``.pt2``; None (with "export" only) writes nothing.
-        package: "export" for a program that torch.export.load reads and torch's interpreter runs:
-            bit for bit the reference executor. "aoti" for machine code by AOTInductor: for
-            processors like this one (C++ hosts included) and for the layouts in the manifest. Its
-            result differs by some units in the last place. It does not check its inputs: use
-            :meth:`ExportedStep.arguments`, or set AOTI_RUNTIME_CHECK_INPUTS=1. It needs a C++
-            compiler, and compiles for seconds, or minutes for many leaves. One flat buffer compiles
-            and runs faster than many leaves.
+        path: of the package, ending in ``.pt2``; None writes nothing. torch.export.load reads it,
+            and torch's interpreter runs it, bit for bit like the reference executor.
         inputs: names of the numbers that are inputs (``lr``, ``betas[0]``, ``override_0.lr``); all
             other numbers are fixed. None for all that can be inputs.
         in_place: True to write into params, states and steps, and return ``(steps,)``; False to
@@ -194,11 +180,11 @@ def export_step(
         An :class:`ExportedStep`.
 
     Raises:
-        ValueError: a schedule (pass its value at each step instead); an unknown package or input;
-            an input that decides a choice; "aoti" without a path; a path without ``.pt2``;
-            parameters that :meth:`Optimizer.init` or ``update_`` refuse.
+        ValueError: a schedule (pass its value at each step instead); an unknown input; an input
+            that decides a choice; a path without ``.pt2``; parameters that :meth:`Optimizer.init`
+            or ``update_`` refuse.
         TypeError: a rule or its coefficients cannot be traced; the error names the rule.
-        OSError: the path cannot be written. All errors are raised before anything is compiled.
+        OSError: the path cannot be written.
 
     Example::
 
@@ -223,7 +209,7 @@ def export_step(
         transformation and graph compilation", ASPLOS 2024.
     """
     require_one_dense_chain(optimizer, "export_step")
-    target = _check_target(path, package)
+    target = None if path is None else check_path(path)
     kept = _params_by_path(optimizer, params)
     places = [(at, shape_of(leaf)) for at, leaf in kept.items()]
     hypers = build_input_hypers(optimizer.links, optimizer.overrides, places)
@@ -233,7 +219,7 @@ def export_step(
         for i, ((at, leaf), own) in enumerate(zip(kept.items(), hypers, strict=True))
     ]
     program, entries = _trace(
-        optimizer, list(zip(found, hypers, strict=True)), package, inputs, in_place=in_place
+        optimizer, list(zip(found, hypers, strict=True)), inputs, in_place=in_place
     )
     fed = {entry.name: numbers[entry.name] for entry in entries if entry.list == "hyper"}
     rest = {name: value for name, value in numbers.items() if name not in fed}
@@ -242,34 +228,29 @@ def export_step(
         fed,
         {**rest, **static_options(optimizer.links, optimizer.overrides)},
         chain=" -> ".join(map(format_stage, optimizer.links)),
-        package=package,
         in_place=in_place,
         overrides=_override_names(optimizer, kept),
     )
     if target is not None:
-        write_package(program, target, facts, package)
+        write_package(program, target, facts)
     return ExportedStep(program, facts, target, entries, optimizer.namespace)
 
 
 def _trace(
     optimizer: Optimizer,
     leaves: Sequence[tuple[LeafEntries, InputHypers]],
-    package: Package,
     inputs: Sequence[str] | None,
     *,
     in_place: bool,
 ) -> tuple[Any, tuple[Entry, ...]]:
     """Return the program and its inputs, without the numbers that the program does not read."""
     groups = list({id(own): own for _, own in leaves}.values())
-    ways = COMPILED if package == "aoti" else INTERPRETED
     asked = inputs
     while True:
-        chosen = choose(optimizer.stages, groups, ways, list(collect_inputs(groups)), asked)
+        chosen = choose(optimizer.stages, groups, INTERPRETED, list(collect_inputs(groups)), asked)
         of_group = {id(own): made for own, made in zip(groups, chosen.ways, strict=True)}
         plans = [LeafPlan(one.param.name, one.state, own, of_group[id(own)]) for one, own in leaves]
-        step = StepProgram(
-            optimizer.stages, plans, chosen.inputs, compiled=package == "aoti", in_place=in_place
-        )
+        step = StepProgram(optimizer.stages, plans, chosen.inputs, in_place=in_place)
         entries = order_entries([one for one, _ in leaves], chosen.inputs)
         program = trace(step, *example_inputs(entries))
         spare = unused_inputs(program, chosen.inputs)
@@ -281,16 +262,6 @@ def _trace(
                 "set: leave it out"
             )
         asked = [name for name in chosen.inputs if name not in spare]
-
-
-def _check_target(path: str | os.PathLike[str] | None, package: str) -> Path | None:
-    if package not in get_args(Package):
-        raise ValueError(f"package must be one of {', '.join(get_args(Package))}, got {package!r}")
-    if path is not None:
-        return check_path(path)
-    if package == "aoti":
-        raise ValueError("package='aoti' makes a file: give the path to write it to, got None")
-    return None
 
 
 def _params_by_path(optimizer: Optimizer, params: Any) -> dict[TreePath, Tensor]:

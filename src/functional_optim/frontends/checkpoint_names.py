@@ -15,18 +15,7 @@ _SHOWN = 4
 def match_params(
     state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the groups of a state dict as :func:`match_by_name` does, after checking its numbers.
-
-    Args:
-        state_dict: of an optimizer.
-        groups: the parameter groups of the optimizer.
-
-    Raises:
-        TypeError: ``state_dict`` is no dict.
-        ValueError: no state dict of an optimizer; as for :func:`match_by_name`; a number stands
-            for two parameters, or two numbers for one parameter; or there is state for a number
-            that is in no group.
-    """
+    """Return the groups of a state dict as :func:`match_by_name` does; check its numbers."""
     require_state_dict(state_dict)
     saved = match_by_name(state_dict["param_groups"], groups)
     check_numbers(state_dict["state"], saved, groups)
@@ -41,12 +30,8 @@ def check_numbers(
     """Raise ValueError if the parameter numbers of a checkpoint would lose state.
 
     A parameter that is twice in a group of the optimizer has the same number twice. Keys of other
-    types than int are entries of the caller, which torch.optim keeps.
-
-    Args:
-        state: the state of each parameter, by its number.
-        saved: the groups of the checkpoint, in the order of the groups of the optimizer.
-        groups: the groups of the optimizer.
+    types than int are entries of the caller, which torch.optim keeps. ``saved`` has the groups of
+    the checkpoint, in the order of the groups of the optimizer.
     """
     if [len(one["params"]) for one in saved] != [len(one["params"]) for one in groups]:
         return  # each front-end has its own error for groups of other sizes
@@ -88,20 +73,6 @@ def match_by_name(
     has no names, the groups are returned unchanged, and parameters are matched by position. torch's
     distributed checkpoints identify parameters by strings: their parameters are already in the
     optimizer's order, but "param_names" is not, so it is removed.
-
-    Args:
-        saved: the parameter groups of the checkpoint.
-        groups: the parameter groups of the optimizer.
-
-    Raises:
-        ValueError: a name that only one side has, a name that two parameters share, or parameters
-            that form other groups.
-
-    Example::
-
-        >>> saved = [{"params": [0, 1], "param_names": ["a", "b"], "lr": 0.1}]
-        >>> match_by_name(saved, [{"params": [..., ...], "param_names": ["b", "a"]}])
-        [{'params': [1, 0], 'param_names': ['b', 'a'], 'lr': 0.1}]
     """
     kept = [dict(group) for group in saved]
     if any(isinstance(one, str) for group in kept for one in group["params"]):

@@ -34,16 +34,7 @@ def state_of_entries(
     params: Sequence[Tensor],
     checksum: int = 0,
 ) -> LBFGSState:
-    """Return the state that is stored in the entries of the first parameter.
-
-    Args:
-        entries: the entries, written by torch.optim.LBFGS or by :func:`torch_entries`.
-        params: all parameters, in order.
-        checksum: the checksum of their tree.
-
-    Raises:
-        ValueError: an entry is missing, or belongs to parameters of another size.
-    """
+    """Return the state that is stored in the entries of the first parameter."""
     func_evals, n_iter = (int(entries.get(name, 0)) for name in _COUNTS)
     fresh = LBFGSState(n_iter=n_iter, func_evals=func_evals, checksum=checksum)
     if not fresh.n_iter:
@@ -87,12 +78,7 @@ def closure_state_dict(
     cls: type | None,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return a state dict that torch.optim.LBFGS loads.
-
-    Raises:
-        ValueError: ``cls`` is another class, or lacks an option; the state is of another tree;
-            there are several parameter groups.
-    """
+    """Return a state dict that torch.optim.LBFGS loads."""
     unknown = [name for name in options if name not in optimizer.hyper]
     if unknown:
         raise ValueError(f"torch.optim.LBFGS has no option {unknown[0]!r}")

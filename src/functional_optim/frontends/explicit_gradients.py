@@ -29,20 +29,6 @@ class ExplicitGradients(TorchOptimizer):
 
     It is a :class:`~.local_optimizer.LocalOptimizer`. Its groups have the options of a class, if
     the recipe is that of a class. Such an option may change the stages of a group.
-
-    Args:
-        params: as for :class:`TorchOptimizer`.
-        recipe: of an optimizer that needs no inputs besides gradients.
-
-    Example::
-
-        >>> from functional_optim import sgd
-        >>> from functional_optim.frontends.recipe import OptimizerRecipe
-        >>> weight = torch.ones(2)
-        >>> optimizer = ExplicitGradients([weight], OptimizerRecipe(sgd(lr=0.5)))
-        >>> optimizer.step_by([torch.ones(2)])
-        >>> weight
-        tensor([0.5000, 0.5000])
     """
 
     def __init__(self, params: Iterable[Any], recipe: Recipe) -> None:
@@ -75,16 +61,7 @@ class ExplicitGradients(TorchOptimizer):
     def step_by(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> None:
-        """Run a step. ``.grad`` is neither read nor written.
-
-        Args:
-            gradients: a gradient for each of :attr:`params`, or None to skip the parameter.
-            measured: the totals of measured stages, as for :meth:`Optimizer.update`.
-
-        Raises:
-            TypeError, ValueError: the number of gradients is wrong, or a gradient does not fit its
-                parameter; nothing has changed.
-        """
+        """Run a step. ``.grad`` is neither read nor written."""
         if measured:
             check_measured(self._current_stages, measured)
         self._lock.run(self._step_by, gradients, measured)
@@ -93,20 +70,7 @@ class ExplicitGradients(TorchOptimizer):
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Return each parameter's addend to the next total that a stage needs.
-
-        Args:
-            gradients: as for :meth:`step_by`.
-            measured: the totals of earlier stages.
-
-        Returns:
-            A float64 tensor on the CPU with one number for each parameter, or one row if the stage
-            needs several totals. A parameter without a gradient has 0. The sum over all parts of a
-            model is the next entry of ``measured``.
-
-        Raises:
-            ValueError: no further stage needs a total; or as for :meth:`step_by`.
-        """
+        """Return each parameter's addend to the next total that a stage needs."""
         check_measured(self._current_stages, measured, asked=1)
         return self._lock.run(self._measure, gradients, measured)
 

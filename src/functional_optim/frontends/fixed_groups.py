@@ -12,14 +12,7 @@ Groups = Sequence[Mapping[str, Any]]
 
 
 class FixedGroups:
-    """Check that parameter groups have the parameters that an optimizer was made with.
-
-    Args:
-        params: every parameter, by name.
-        groups: the parameter groups.
-        fixed: what decides who steps which parameter, for errors.
-        ways: the ways out, for errors.
-    """
+    """Check that parameter groups have the parameters that an optimizer was made with."""
 
     def __init__(self, params: Mapping[str, Any], groups: Groups, *, fixed: str, ways: str) -> None:
         self._fixed, self._ways = fixed, ways

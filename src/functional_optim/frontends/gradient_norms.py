@@ -38,22 +38,10 @@ def clip(
     *,
     error_if_nonfinite: bool = False,
 ) -> float:
-    """Scale gradients so that their joint norm is at most ``max_norm``.
+    """Scale gradients to a joint norm of at most ``max_norm``; return the norm before that.
 
-    Args:
-        measure: function of the order that returns each parameter's addend, summed over ranks and
-            workers. All ranks get the same numbers in the same order.
-        scale: function that multiplies all gradients by a factor.
-        max_norm: the maximal norm, c.
-        norm_type: the order p, above 0; may be infinite.
-        error_if_nonfinite: raise an error if the norm is NaN or infinite.
-
-    Returns:
-        The norm before clipping.
-
-    Raises:
-        ValueError: ``max_norm`` is below 0 or NaN, or ``norm_type`` not above 0.
-        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True.
+    ``measure`` returns each parameter's addend to a norm, summed over ranks and workers: all ranks
+    get the same numbers in the same order. ``scale`` multiplies all gradients by a factor.
     """
     limit, order = check_max_norm(max_norm), float(norm_type)
     if not order > 0:

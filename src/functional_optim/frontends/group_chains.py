@@ -123,12 +123,7 @@ class GroupChains:
         return found
 
     def replace_parts(self, changed: Mapping[int, Optimizer]) -> None:
-        """Replace the chains of groups, by number, whose options have changed their stages.
-
-        Raises:
-            ValueError: groups then differ in their stages, and a stage needs a total over all
-                gradients. Nothing has changed.
-        """
+        """Replace the chains of groups, by number, whose options have changed their stages."""
         every = [changed.get(number, one.optimizer) for number, one in enumerate(self.parts)]
         if not all(own.stages in self._places for own in changed.values()):
             distinct = {own.stages: own.links for own in every}
@@ -163,15 +158,7 @@ class GroupChains:
         states_of: StatesOf,
         gradients: Gradients = grads_of,
     ) -> CurrentGroups:
-        """Return the groups of a step, without frozen groups.
-
-        Args:
-            states_of: returns the states of parameters, which the step writes to.
-            gradients: returns the gradients of parameters.
-
-        Raises:
-            ValueError: groups differ in an option that shared scalars depend on.
-        """
+        """Return the groups of a step, without frozen groups."""
         if not all(map(_PLACES, self.parts)):
             groups = [group for group in groups if self.parts[group.number].places]
         own: list[Any] = list(map(HYPERS, groups))
@@ -185,11 +172,7 @@ class GroupChains:
         return current_groups((groups, chains, links, shared, states, states_of, gradients))
 
     def _links_of(self, groups: Sequence[Group]) -> Links:
-        """Return all links, with the current hyper-parameters of those that have shared scalars.
-
-        Raises:
-            ValueError: groups differ in an option that shared scalars depend on.
-        """
+        """Return all links, with the current hyper-parameters of those that have shared scalars."""
         links = with_common_hypers(self.optimizer.links, self._chains_of(groups))
         if isinstance(self.shared, Shared) and not int(self.shared.step):
             # Before the first call, the shared scalars are those of the current options.
@@ -201,11 +184,7 @@ class GroupChains:
     def check_common_options(
         self, groups: Sequence[Group], more: Sequence[tuple[GroupPart, tuple[Any, ...]]]
     ) -> None:
-        """Raise ValueError if groups differ in an option that shared scalars depend on.
-
-        Args:
-            more: new groups, each with the hyper-parameters of its stages.
-        """
+        """Raise ValueError if groups differ in an option that shared scalars depend on."""
         chains = [LeafChain(one.places, one.optimizer.stages, hypers) for one, hypers in more]
         with_common_hypers(self.optimizer.links, [*self._chains_of(groups), *chains])
 
@@ -236,8 +215,7 @@ class GroupChains:
         found = [{key: group[key] for key in wanted if key in group} for group in groups]
         if not wanted:
             return
-        # Earlier versions did not write how often gates have opened.
-        missing = sorted(wanted.keys() - found[0].keys() - self._opened.keys())
+        missing = sorted(wanted.keys() - found[0].keys())
         # By their text, since NaN differs from itself.
         if missing or any(repr(one) != repr(found[0]) for one in found):
             what = f"it has no {', '.join(missing)}" if missing else "its groups differ in that"
@@ -256,8 +234,7 @@ class GroupChains:
             for key, (place, at) in self._keys.items():
                 self.shared.stages[place][at].copy_(as_tensor(groups[0][key]))
             for key, place in self._opened.items():
-                # Without this entry, schedules depended on the number of calls.
-                self.shared.opened[place].fill_(groups[0].get(key, groups[0][CALLS]))
+                self.shared.opened[place].fill_(groups[0][key])
         self.write_shared(groups)
 
     def views(self, groups: Sequence[Group], states_of: StatesOf) -> list[Tensor]:

@@ -61,11 +61,6 @@ class ClassOptions:
     """Reader of the options of a parameter group that has the options of a class.
 
     An option may change the stages of the chain, as torch's ``amsgrad`` does.
-
-    Args:
-        defaults: the options of the class.
-        build: returns the optimizer for options.
-        number: of the group, for errors.
     """
 
     def __init__(
@@ -80,11 +75,7 @@ class ClassOptions:
         self.latest = GroupChain((), (), "")
 
     def chain(self, group: Mapping[str, Any]) -> GroupChain:
-        """Return the chain of the group, with its current options.
-
-        Raises:
-            TypeError, ValueError: an option has a wrong value, or is missing.
-        """
+        """Return the chain of the group, with its current options."""
         try:
             values = list(map(group.__getitem__, self.names))
         except KeyError:
@@ -109,12 +100,7 @@ class ClassOptions:
 
 
 class GroupOptions:
-    """Reader of the options of a parameter group that has the hyper-parameters of a chain.
-
-    Args:
-        own: the chain, with its defaults.
-        number: of the group, for errors.
-    """
+    """Reader of the options of a parameter group that has the hyper-parameters of a chain."""
 
     def __init__(self, own: Optimizer, number: int | None = None) -> None:
         self._own, self._number = own, number
@@ -138,12 +124,7 @@ class GroupOptions:
         return self.latest
 
     def hypers(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the hyper-parameters of each stage: the same tuple until an option changes.
-
-        Raises:
-            TypeError, ValueError: a value is out of bounds or missing, or its name is ambiguous;
-                the group has another kind of weight decay; or a torch scheduler for a schedule.
-        """
+        """Return the hyper-parameters of each stage: the same tuple until an option changes."""
         if "initial_lr" in group:
             refuse_schedulers(group)
         if DECOUPLED in group:

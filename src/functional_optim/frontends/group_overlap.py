@@ -9,11 +9,7 @@ from functional_optim.core.overlap import check_no_overlap
 
 
 def check_group_overlap(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ValueError if two parameters of parameter groups share a part of their memory.
-
-    Args:
-        groups: of an optimizer or of the caller, whose parameters may be pairs with names.
-    """
+    """Raise ValueError if two parameters of parameter groups share a part of their memory."""
     params = [one[1] if isinstance(one, tuple) else one for one in _listed_params(groups)]
     check_no_overlap(params, lambda: _labels_of(groups))
 

@@ -46,16 +46,8 @@ def divide_group(
 ) -> list[GroupPart]:
     """Divide a parameter group into groups with one chain each, ordered by first parameter.
 
-    Args:
-        group: its "params" are parameters, or pairs of a name and a parameter.
-        first: number of parameters in the earlier groups. A parameter without a name has its number
-            as its path.
-        selectors: records which selectors match a parameter.
-        check: raises an error for a parameter that the front-end cannot step.
-
-    Raises:
-        TypeError: an option that the optimizer does not have.
-        ValueError: a parameter on which no rule acts, or which ``check`` refuses.
+    Its "params" are parameters, or pairs of a name and a parameter. A parameter without a name has
+    its number as its path; ``first`` is the number of parameters in the earlier groups.
     """
     every = enumerate(group["params"], first)
     pairs = [one if isinstance(one, tuple) else (place, one) for place, one in every]

@@ -100,15 +100,7 @@ class GroupSteps:
         extra: Extra | None = None,
         between: BetweenRuns | None = None,
     ) -> None:
-        """Run a step, with interrupts deferred.
-
-        Args:
-            between: a call between the runs of the step.
-
-        Raises:
-            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing has
-                changed.
-        """
+        """Run a step, with interrupts deferred."""
         defer_interrupts(self.prepare(now, measured, extra, between))
 
     def prepare(
@@ -241,11 +233,7 @@ _step_leaf = from_fields(StepLeaf)
 
 
 def _params_by_id(groups: Sequence[Group]) -> dict[int, tuple[int, Tensor, str]]:
-    """Return each parameter once, with the index of its group and its name.
-
-    Raises:
-        ValueError: a parameter in two groups.
-    """
+    """Return each parameter once, with the index of its group and its name."""
     every: dict[int, tuple[int, Tensor, str]] = {}
     for number, group in enumerate(groups):
         for param, name in zip(group.params, group.labels(), strict=True):

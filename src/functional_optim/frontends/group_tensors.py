@@ -31,11 +31,7 @@ class Group(NamedTuple):
     number: int
 
     def labels(self) -> Sequence[str]:
-        """Return the name of each parameter for errors.
-
-        Raises:
-            ValueError: the group has names, and not as many as parameters.
-        """
+        """Return the name of each parameter for errors."""
         if not self.names:
             return [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
         if len(self.names) != len(self.params):
@@ -88,12 +84,7 @@ _group_tensors = from_fields(GroupTensors)
 
 
 class GroupForm:
-    """Everything in groups except the tensors: numbers of parameters, keys, and options.
-
-    Args:
-        groups: that were stepped.
-        chains: of the groups.
-    """
+    """Everything in groups except the tensors: numbers of parameters, keys, and options."""
 
     def __init__(
         self, groups: Sequence[Group], chains: Sequence[LeafChain], held: GroupTensors

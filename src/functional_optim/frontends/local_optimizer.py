@@ -73,27 +73,9 @@ def local_optimizer(
 ) -> LocalOptimizer:
     """Bind an optimizer to parameters of this process.
 
-    Args:
-        optimizer_class: a class of torch.optim or a registered class; or an Optimizer or its
-            constructor. Any other class gives a warning, and its own ``step`` is called.
-        params: parameters, (name, parameter) pairs, or parameter groups.
-        args: the arguments of the class after ``params``.
-        options: the same by name: options of the class, or hyper-parameters of the Optimizer.
-
-    Raises:
-        TypeError: ``optimizer_class`` is not an optimizer, or lacks an option.
-        ValueError: a value out of bounds; no parameters; the same or overlapping parameters.
-
-    Example::
-
-        >>> import torch
-        >>> weight = torch.ones(2)
-        >>> local = local_optimizer(torch.optim.SGD, [("weight", weight)], lr=0.5)
-        >>> local.step_by([torch.ones(2)])
-        >>> local.param_groups[0]["lr"] = 0.25
-        >>> local.step_by([torch.ones(2)])
-        >>> weight
-        tensor([0.2500, 0.2500])
+    ``optimizer_class`` is a class of torch.optim or a registered class; or an Optimizer or its
+    constructor. Any other class gives a warning, and its own ``step`` is called. ``args`` and
+    ``options`` are the arguments of the class after ``params``.
     """
     found = resolve_recipe(optimizer_class, args, options)
     if isinstance(found, OpaqueRecipe):
@@ -104,10 +86,7 @@ def local_optimizer(
 def resolve_recipe(
     optimizer_class: Any, args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Recipe | OpaqueRecipe:
-    """Return the recipe of a local optimizer. It can be pickled, and bound in another process.
-
-    Arguments and errors are those of :func:`local_optimizer`.
-    """
+    """Return the recipe of a local optimizer. It can be pickled, and bound in another process."""
     optimizer_class = class_of_functional(optimizer_class) or optimizer_class
     recipe = recipe_of(optimizer_class, _bind_names(optimizer_class, args, options))
     return OpaqueRecipe(optimizer_class, args, dict(options)) if recipe is None else recipe
@@ -134,12 +113,7 @@ def bind_recipe(found: Recipe | OpaqueRecipe, params: Iterable[Any]) -> LocalOpt
 
 
 def as_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return parameter groups whose "params" are lists of parameters, or of pairs with names.
-
-    Raises:
-        TypeError: ``params`` is a tensor, no iterable, or a mixed list.
-        ValueError: no parameters, a group without "params", the same or overlapping parameters.
-    """
+    """Return parameter groups whose "params" are lists of parameters, or of pairs with names."""
     if isinstance(params, Tensor) or not isinstance(params, Iterable):
         raise TypeError(
             "params must be parameters, (name, parameter) pairs or parameter groups, in a list or "

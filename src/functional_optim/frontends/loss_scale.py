@@ -64,17 +64,7 @@ def record_unscale(scaler: GradScaler, optimizer: Any, unscale: Callable[[float]
 
     ``scaler.step(optimizer)`` and ``scaler.update()`` read this record. If ``unscale`` raises an
     error, some gradients may be unscaled. The scaler then skips the step, and refuses to unscale
-    them again.
-
-    Args:
-        optimizer: the optimizer whose gradients are unscaled.
-        unscale: divides the gradients by a scale, and returns True if any is not finite.
-
-    Returns:
-        True if any gradient is not finite.
-
-    Raises:
-        RuntimeError: gradients were unscaled since the last ``update``, or no loss was scaled.
+    them again. Return True if any gradient is not finite.
     """
     if not scaler.is_enabled():
         return False
@@ -110,8 +100,7 @@ def check_and_unscale_(gradients: Sequence[Tensor | None], scale: float) -> bool
 def unscale_(gradients: Iterable[Tensor | None], scale: Tensor) -> list[Tensor]:
     """Multiply gradients in place by the inverse of GradScaler's scale.
 
-    Returns:
-        A 0-d tensor for each device and dtype, nonzero if an element is not finite.
+    Return a 0-d tensor for each device and dtype, nonzero if an element is not finite.
     """
     inverse = scale.double().reciprocal().float()  # as GradScaler computes it
     found = []

@@ -29,21 +29,7 @@ class OpaqueRecipe(NamedTuple):
 
 
 class OpaqueOptimizer:
-    """A local optimizer that writes gradients to ``.grad``, and calls ``step`` of another class.
-
-    Raises:
-        TypeError: the result of the recipe has no method ``step``.
-
-    Example::
-
-        >>> import torch
-        >>> weight = torch.ones(2, requires_grad=True)
-        >>> recipe = OpaqueRecipe(torch.optim.SGD, (), {"lr": 0.5})
-        >>> local = OpaqueOptimizer(recipe, [{"params": [weight]}])
-        >>> local.step_by([torch.ones(2)])
-        >>> weight.detach(), weight.grad
-        (tensor([0.5000, 0.5000]), None)
-    """
+    """A local optimizer that writes gradients to ``.grad``, and calls ``step`` of another class."""
 
     def __init__(self, recipe: OpaqueRecipe, groups: Sequence[dict[str, Any]]) -> None:
         self._params: list[Tensor] = [

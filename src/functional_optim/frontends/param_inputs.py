@@ -16,13 +16,7 @@ def list_inputs(
 ) -> Mapping[str, Any]:
     """Return the inputs of a step, with inputs per parameter as lists in the order of ``params``.
 
-    Args:
-        groups: all of its parameter groups, also frozen ones.
-        extra: the inputs of the caller.
-
-    Raises:
-        TypeError: an input is not a mapping by parameter or by name.
-        ValueError: a key of an input is not a parameter of the optimizer.
+    ``groups`` are all parameter groups, also frozen ones.
     """
     wanted = sorted(input_names(links).intersection(extra)) if extra else []
     if not wanted:

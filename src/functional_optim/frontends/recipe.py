@@ -77,16 +77,7 @@ class Recipe:
         return dict(self.defaults)
 
     def reader(self, params: Sequence[Any] = (), number: int | None = None) -> OptionsReader:
-        """Return a reader of a group's options.
-
-        Args:
-            params: of the group, or pairs of a name and a parameter. Their device decides the
-                executor of some classes.
-            number: of the group, for errors.
-
-        Raises:
-            NotImplementedError: the optimizer divides groups, and each has its own recipe.
-        """
+        """Return a reader of the options of a group with these parameters."""
         raise NotImplementedError
 
     def check_options(self, group: Mapping[str, Any]) -> None:
@@ -249,21 +240,8 @@ def recipe_of(
 ) -> Recipe | None:
     """Return the recipe of an optimizer, or None if the class has no functional equivalent.
 
-    Args:
-        optimizer_class: a class of torch.optim or a registered class; an Optimizer, or a function
-            of hyper-parameters that returns an Optimizer.
-        options: for all groups, by name.
-        executor: the name of the executor; by default, it depends on the options.
-
-    Raises:
-        TypeError: ``optimizer_class`` is not an optimizer, or lacks an option; or a class whose
-            equivalent has parts, overrides or shared scalars.
-        ValueError: a value out of bounds, an unknown executor.
-
-    Example::
-
-        >>> recipe_of(torch.optim.AdamW, {"lr": 0.1}).defaults["weight_decay"]
-        0.01
+    ``optimizer_class`` is a class of torch.optim or a registered class; an Optimizer, or a function
+    of hyper-parameters that returns an Optimizer. The default executor depends on the options.
     """
     found = _find_recipe(optimizer_class, options, executor)
     if isinstance(found, ClassRecipe):
@@ -295,12 +273,7 @@ def _find_recipe(
 def resolve_functional(optimizer_class: Any, options: Mapping[str, Any]) -> Optimizer:
     """Return the Optimizer for a front-end that steps parts of the parameters separately.
 
-    Args:
-        optimizer_class: as for :func:`recipe_of`, or one of torch's own functional classes.
-        options: by name.
-
-    Raises:
-        TypeError, ValueError: as for :func:`recipe_of`; a class without functional equivalent.
+    ``optimizer_class`` may also be one of torch's own functional classes.
     """
     found = _find_recipe(class_of_functional(optimizer_class) or optimizer_class, options)
     if found is None:

@@ -139,14 +139,7 @@ def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Any:
 def call_factory(
     factory: Factory, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call a factory, as :func:`as_functional_optim` does.
-
-    Args:
-        factory: the factory, which may be registered in another process only.
-        key: the key of the factory.
-        args: the arguments of ``key`` after ``params``.
-        kwargs: the same, by name.
-    """
+    """Call a factory, as :func:`as_functional_optim` does."""
     positional, named = factory_arguments(key, args, kwargs)
     optimizer = factory(*positional, **named)
     if isinstance(optimizer, Optimizer):
@@ -164,9 +157,7 @@ def has_equivalent(
 ) -> bool:
     """Return True if a class is registered, and its equivalent with these options is this chain.
 
-    Args:
-        options: of a parameter group of the class. Options that are no arguments are ignored.
-        stages, hypers: of the chain.
+    Options that are no arguments of the class are ignored.
     """
     if cls not in _REGISTERED:
         return False

@@ -30,14 +30,7 @@ class _Unit(NamedTuple):
 
 
 class StepBucket:
-    """Tensors of parameter groups that are stepped together, with their plans.
-
-    Args:
-        members: the tensors of each group; None for all tensors of all groups.
-        chains: of all groups.
-        executors: the name of the executor of each member.
-        masks: number of sets of missing gradients for which plans are kept.
-    """
+    """Tensors of parameter groups that are stepped together, with their plans."""
 
     def __init__(
         self,
@@ -63,14 +56,7 @@ class StepBucket:
     def current(
         self, groups: Sequence[Group], states: Entries, states_of: StatesOf, gradients: Gradients
     ) -> list[tuple[GroupSteps, CurrentGroups]]:
-        """Return the steps of the members of each executor, and what they step now.
-
-        Args:
-            groups: all groups, with their current hyper-parameters.
-            states: torch's dicts of state.
-            states_of: returns the states of tensors.
-            gradients: returns the gradients of tensors.
-        """
+        """Return the steps of the members of each executor, and what they step now."""
         own, found = self.groups(groups), []
         for unit in self._units:
             some = own if len(self._units) == 1 else [own[k] for k in unit.places]

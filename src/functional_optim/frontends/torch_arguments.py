@@ -51,9 +51,6 @@ def factory_arguments(
 
     For an optimizer class, the defaults of the class are added, and EXECUTION_OPTIONS are removed.
     For other keys, the arguments are returned unchanged.
-
-    Raises:
-        TypeError: an argument that the class does not have.
     """
     if not is_optimizer_class(key):
         return args, dict(kwargs)

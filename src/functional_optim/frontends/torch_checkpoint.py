@@ -61,10 +61,8 @@ def checkpoint_entries(
     """Return the entries of a parameter in a checkpoint, with torch's dtype of the step count.
 
     Some torch classes create an entry in the first step, and treat an existing entry as that of a
-    later step. So before the first step, such entries are left out.
-
-    Args:
-        damped: True if torch multiplies all gradients but the first one by ``1 - dampening``.
+    later step. So before the first step, such entries are left out. ``damped`` is True if torch
+    multiplies all gradients but the first one by ``1 - dampening``.
     """
     # Without dampening, a buffer of zeros gives the same first step as a missing buffer.
     if damped and not has_begun(entries) and starts_in_first_step(stages, hypers, param):
@@ -79,10 +77,7 @@ def with_group_steps(
 ) -> list[dict[str, Any]]:
     """Return the groups of a state dict, with the current step count in groups that have a count.
 
-    Args:
-        states: the entries of each parameter, by its number.
-        groups: the groups, with numbers as "params". If a group has "step", its class has one count
-            per group. The largest count of the group's parameters is written there.
+    If a group has "step", its class has one count per group: the largest count of its parameters.
     """
     made = []
     for group in groups:
@@ -100,10 +95,9 @@ def decouples(stages: Sequence[Stage]) -> bool:
 def has_other_decay(stages: Sequence[Stage], group: Mapping[str, Any]) -> bool:
     """Return True if torch's option in a group asks for another weight decay than the chain has.
 
-    Args:
-        stages: of the group's chain; empty if its parameters are frozen.
-        group: a parameter group. Any option named ``weight_decay`` counts, also with the name of
-            its part (``"adam.weight_decay"``). While all are 0, the answer is False.
+    Any option named ``weight_decay`` counts, also with the name of its part
+    (``"adam.weight_decay"``). While all are 0, the answer is False. Frozen parameters have no
+    stages.
     """
     here = decouples(stages)
     if not stages or bool(group.get(DECOUPLED, here)) == here:
@@ -114,12 +108,7 @@ def has_other_decay(stages: Sequence[Stage], group: Mapping[str, Any]) -> bool:
 def require_same_decay(stages: Sequence[Stage], group: Mapping[str, Any]) -> None:
     """Raise ValueError if a group has torch's option for another weight decay than the chain.
 
-    torch's classes read this option in each group. Here, the stages of the chain decide it. While
-    weight decay is 0, the option has no effect.
-
-    Args:
-        stages: of the group's chain; empty if its parameters are frozen.
-        group: a parameter group, with the options of the caller.
+    torch's classes read this option in each group. Here, the stages of the chain decide it.
     """
     if has_other_decay(stages, group):
         here = decouples(stages)
@@ -133,15 +122,7 @@ def require_same_decay(stages: Sequence[Stage], group: Mapping[str, Any]) -> Non
 
 
 def without_decay_kind(stages: Sequence[Stage], loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a loaded group without torch's option for the kind of weight decay, after a check.
-
-    Args:
-        stages: of the group's chain; empty if its parameters are frozen.
-        loaded: the group of the checkpoint.
-
-    Raises:
-        ValueError: weight decay is decoupled in only one of checkpoint and chain.
-    """
+    """Return a loaded group without torch's option for the kind of weight decay, after a check."""
     if has_other_decay(stages, loaded):
         decoupled = not decouples(stages)
         raise ValueError(

@@ -34,9 +34,7 @@ from functional_optim.storage.conversion import (
     find_extras,
     from_any_storage,
     plain_entries,
-    plain_form,
     plain_stages,
-    refuse_codes,
 )
 
 _DISTRIBUTED_CHECKPOINT = "torch.distributed.checkpoint"
@@ -69,14 +67,11 @@ def leaf_states(
     written it.
 
     Args:
-        stages, hypers: of the chain of the parameters.
         states: torch's dicts of state, which are written to.
-        names: of the parameters, for errors.
         begins: for each parameter, True if this may be its first step: it has a gradient, or a gate
             keeps an earlier gradient.
         starts: the stages and hyper-parameters for which the state of each parameter was created.
             They may differ from ``hypers``, also because a parameter was moved to another group.
-            An entry is written if new state is created.
     """
     dicts = [states[param] for param in params]
     values: list[Any] = [value for entries in dicts for value in entries.values()]
@@ -209,25 +204,10 @@ def restore_form(
 ) -> None:
     """Restore dtypes and storages of a group's state after ``load_state_dict`` of torch.
 
-    torch casts every field to the dtype of the parameter. If a field has its own dtype, the loaded
-    tensor is used instead. For a stored chain, state in another storage is converted.
-
-    Args:
-        group: with its parameters.
-        loaded: for each parameter, its state in the checkpoint.
-        states: torch's dicts of state, which are written to.
-
-    Raises:
-        ValueError: state cannot be converted; or it is the codes of another state.
+    torch casts every field to the dtype of the parameter. If a field has its own dtype, the tensor
+    in ``loaded`` is used instead. For a stored chain, state in another storage is converted.
     """
     is_stored = plain_stages(stages) != tuple(stages)
-    if is_stored:
-        like = [(param.shape, param.dtype) for param in group["params"]]
-        forms = [
-            (plain_form(stages, hypers, *one), entry_layout(stages, hypers, *one).dtypes)
-            for one in like
-        ]
-        refuse_codes(forms, loaded)
     for k, (entries, param) in enumerate(zip(loaded, group["params"], strict=True)):
         given = {name: one.dtype for name, one in entries.items() if isinstance(one, Tensor)}
         dtypes = entry_layout(stages, hypers, param.shape, param.dtype).dtypes
@@ -254,11 +234,6 @@ def format_checkpoint(
 
     Stored state is decoded to float32, under torch's names. ``torch.distributed.checkpoint`` copies
     values between dtypes, so 8-bit codes would be loaded as values of any other kind of state.
-
-    Args:
-        chains: the stages of each group, and their hyper-parameters.
-        state_dict: of the optimizer, which is changed.
-        starts: as for :func:`leaf_states`.
     """
     written: dict[Any, Any] = dict(state_dict["state"])
     parts = zip(chains, state_dict["param_groups"], groups, strict=True)
@@ -289,19 +264,11 @@ def drop_replaced(
     states: MutableMapping[Any, dict[str, Any]],
     starts: MutableMapping[Tensor, Start],
 ) -> bool:
-    """Delete the initial state of parameters that are in no group any more.
+    """Delete the initial state of parameters that are in no group any more; return True if any was.
 
     Tensor-parallel libraries replace parameters in ``param_groups`` before the first step. torch's
-    classes have no state then, but a TorchOptimizer has its initial state.
-
-    Args:
-        states, starts: as for :func:`leaf_states`; both are written to.
-
-    Returns:
-        True if any parameter was replaced. New parameters may have no state yet.
-
-    Raises:
-        ValueError: a parameter that was stepped is in no group; nothing has changed.
+    classes have no state then, but a TorchOptimizer has its initial state. A parameter that was
+    stepped and is in no group raises ValueError.
     """
     there = {id(param) for group in groups for param in group["params"]}
     replaced = [key for key in states if isinstance(key, Tensor) and id(key) not in there]

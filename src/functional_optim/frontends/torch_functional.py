@@ -45,9 +45,6 @@ class TorchFunctional:
         that steps while gradients are reduced. Then ``step_param`` accepts any parameter, and
         creates its state at the first call. This ``step_param`` is Python code, and is not saved
         with the module.
-
-        Raises:
-            ValueError: there are no parameters, and ``_allow_empty_param_list`` is False.
         """
         params = list(params)
         if not params and not _allow_empty_param_list:

@@ -82,10 +82,6 @@ def require_options(group: Mapping[str, Any], names: Collection[str]) -> None:
     """Raise TypeError if a parameter group has an option that the optimizer does not have.
 
     The error names the option, and the hyper-parameter with the nearest name.
-
-    Args:
-        group: the group of the caller.
-        names: the names of all hyper-parameters.
     """
     for key in group:
         is_known = key in names or key in BESIDE_OPTIONS or ".shared" in key
@@ -103,13 +99,7 @@ def require_options(group: Mapping[str, Any], names: Collection[str]) -> None:
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a parameter group without its parameters and their names.
-
-    Example::
-
-        >>> options_of({"params": [], "param_names": [], "lr": 0.1})
-        {'lr': 0.1}
-    """
+    """Return a parameter group without its parameters and their names."""
     return {key: value for key, value in group.items() if key not in NOT_OPTIONS}
 
 
@@ -118,15 +108,6 @@ def missing_flags(loaded: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
 
     In torch.optim, a class without a flag behaves as if the flag were False. A flag other than
     ``maximize`` that is True in the optimizer is left out.
-
-    Args:
-        loaded: a parameter group of a checkpoint.
-        own: the parameter group of the optimizer.
-
-    Example::
-
-        >>> missing_flags({"lr": 0.1}, {"lr": 0.2, "maximize": True, "amsgrad": False})
-        {'maximize': False, 'amsgrad': False}
     """
     return {
         name: False
@@ -147,12 +128,6 @@ def loaded_groups(
 
     Folders of ``torch.distributed.checkpoint`` have no schedules. It loads into the state dict of
     the optimizer, and first replaces a function in a tuple by None.
-
-    Args:
-        loaded: the groups of the checkpoint.
-
-    Raises:
-        ValueError: a loaded group has ``maximize=True``, and the optimizer has no ``maximize``.
     """
     own = [*groups, *([{}] * (len(loaded) - len(groups)))]  # torch refuses another number of groups
     made = []
@@ -202,15 +177,7 @@ def copy_option_tensors(group: dict[str, Any]) -> None:
 
 
 def with_checked_params(group: Mapping[str, Any], stages: Sequence[Stage]) -> dict[str, Any]:
-    """Return a group with its parameters in a list, after checking them.
-
-    Args:
-        group: the group of the caller. torch checks the types of its entries later.
-        stages: of the chain; empty if the parameters have several chains.
-
-    Raises:
-        ValueError: a parameter cannot be stepped.
-    """
+    """Return a group with its parameters in a list, after checking them."""
     given = group["params"]
     if not isinstance(given, (Tensor, set)):
         given = list(given)  # an iterator can be read only once
@@ -228,12 +195,7 @@ def with_checked_params(group: Mapping[str, Any], stages: Sequence[Stage]) -> di
 def remove_groups(
     optimizer: torch.optim.Optimizer, count: int, by_param: dict[Tensor, Any]
 ) -> None:
-    """Remove all groups after the first ``count`` groups, with their state.
-
-    Args:
-        count: the number of groups to keep.
-        by_param: a dict, from which the entries of removed parameters are deleted.
-    """
+    """Remove all groups after the first ``count`` groups, with their state."""
     for group in optimizer.param_groups[count:]:
         for param in group["params"]:
             optimizer.state.pop(param, None)
@@ -251,12 +213,7 @@ def check_group_order(
     """Raise ValueError if groups were added to ``param_groups``, removed or reordered by hand.
 
     Without a division, all groups have one chain, so that groups may be removed and reordered.
-
-    Args:
-        groups: the groups now.
-        known: the groups at the last check.
-        count: the number of groups that were added by ``add_param_group``.
-        is_divided: True if groups have their own chains, which are known by position.
+    ``count`` groups were added by ``add_param_group``.
     """
     numbers = {id(group): number for number, group in enumerate(known)}
     moved = any(numbers.get(id(group), k) != k for k, group in enumerate(groups))
@@ -277,9 +234,6 @@ def common_options(
     """Return the hyper-parameters that all groups have, with the values of the first group.
 
     torch's schedulers read ``defaults`` to find options that every group has.
-
-    Args:
-        names: for each group, the names of its hyper-parameters.
     """
     if not names:
         return {}

@@ -121,9 +121,6 @@ def _group_arguments(
     """Return the options of a group that are arguments of the class, without EXECUTION_OPTIONS.
 
     If the class takes ``**kwargs``, return all options in its defaults: the factory checks them.
-
-    Raises:
-        ValueError: an option was changed that is no argument of the class.
     """
     arguments = defaults if is_open(cls) else inspect.signature(cls).parameters
     fixed = [key for key in defaults if key not in {*arguments, *EXECUTION_OPTIONS, "step"}]
@@ -261,9 +258,6 @@ def torch_class_of(optimizer: Optimizer) -> type:
     """Return the registered class whose functional equivalent has this chain.
 
     Classes of torch.optim have priority over other classes.
-
-    Raises:
-        ValueError: there is no such class, or there are several.
     """
     found: list[Any] = [key for key in functional_optim_map if _has_chain(key, optimizer)]
     if not found and decouples(optimizer.stages):
@@ -338,11 +332,7 @@ def _refuse_schedules(optimizer: Optimizer) -> None:
 def _known_options(
     cls: type, defaults: Mapping[str, Any], named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options of a group, without flags that are False and that the class lacks.
-
-    Raises:
-        ValueError: an option of the class is missing, or the class lacks an option.
-    """
+    """Return the options of a group, without flags that are False and that the class lacks."""
     # A class without a flag behaves as if the flag were False.
     named = {key: one for key, one in named.items() if key in defaults or one is not False}
     own = [key for key in defaults if key not in EXECUTION_OPTIONS]

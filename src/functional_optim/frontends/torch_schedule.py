@@ -21,22 +21,6 @@ class GroupSchedule(dict[str, Any]):
     It is a dict without items, because ``torch.distributed.checkpoint`` saves and loads the items
     of a dict, and every other value of a group. Not every function can be saved, and a checkpoint
     of another optimizer lacks the key. So such a checkpoint never has a schedule.
-
-    Args:
-        name: the name of the option.
-        schedule: the function.
-
-    Example::
-
-        >>> lr = GroupSchedule("lr", lambda made: 0.1 * 0.5**made)
-        >>> lr(1.0)
-        0.05
-        >>> lr * 0.5
-        Traceback (most recent call last):
-            ...
-        TypeError: lr is the schedule <lambda>, a function of the steps that a parameter has made, \
-and no number; an lr_scheduler of torch computes with a number: keep one of the two (make the \
-optimizer with a number for lr, or leave out the scheduler)
     """
 
     __slots__ = ("name", "schedule")
@@ -92,20 +76,6 @@ class ScheduledGroup(dict[str, Any]):
     group. Some schedulers, such as ``OneCycleLR``, would replace the schedule silently.
     ``ReduceLROnPlateau`` would fail only at the first plateau. So a group with a schedule raises an
     error if code in torch's scheduler modules reads or writes it.
-
-    Example::
-
-        >>> from functional_optim import TorchOptimizer, sgd
-        >>> weight = torch.ones(1, requires_grad=True)
-        >>> optimizer = TorchOptimizer([weight], sgd(lr=lambda made: 0.1 * 0.5**made))
-        >>> optimizer.param_groups[0]["lr"](1.0)
-        0.05
-        >>> torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-        Traceback (most recent call last):
-            ...
-        TypeError: lr is the schedule <lambda>, a function of the steps that a parameter has made, \
-and no number; an lr_scheduler of torch computes with a number: keep one of the two (make the \
-optimizer with a number for lr, or leave out the scheduler)
     """
 
     __slots__ = ()
@@ -144,15 +114,7 @@ def _refuse(name: str, value: Any) -> NoReturn:
 
 
 def guard_schedules(group: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return a parameter group whose schedules raise an error in torch's lr_schedulers.
-
-    Args:
-        group: the parameter group. Each schedule in it is replaced by a :class:`GroupSchedule`.
-        names: the options that may be schedules.
-
-    Returns:
-        The same group, or a :class:`ScheduledGroup` with its items if there is a schedule.
-    """
+    """Return a parameter group whose schedules raise an error in torch's lr_schedulers."""
     for name in names:
         value = group.get(name)
         if callable(value) and not isinstance(value, (Tensor, GroupSchedule)):

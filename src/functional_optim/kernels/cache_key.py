@@ -54,14 +54,7 @@ def key_of(
     """Return the key of a chunk's program, the numbers of this step, and the chunk's tensors.
 
     If the chunk has ``entries``, the key is the same object in each step until it changes. The
-    entries hold no tensor.
-
-    Args:
-        on_device: True to treat coefficients that are 0-d tensors as numbers.
-
-    Raises:
-        UntraceableError: a coefficient is a tensor (with a derivative if ``on_device``), or a state
-            is on another device than the parameter.
+    entries hold no tensor. ``on_device`` treats coefficients that are 0-d tensors as numbers.
     """
     known: _Known | None = None if chunk.entries is None else chunk.entries.get("key")
     if known is not None and known.free.hold():
@@ -84,14 +77,7 @@ def key_of(
 
 
 def entry(chunk: Leaf, name: str, key: CacheKey, make: Callable[[], _Found]) -> _Found:
-    """Return the entry of a chunk for a key, and make it if there is none.
-
-    Args:
-        chunk: the chunk of the key.
-        name: of the entry, one for each kernel.
-        key: the result of :func:`key_of`.
-        make: makes the entry.
-    """
+    """Return the entry of a chunk for a key, and make it if there is none."""
     known = None if chunk.entries is None else chunk.entries.get(name)
     if known is not None and known[0] is key:
         made: _Found = known[1]
@@ -123,11 +109,7 @@ CHOICES = 32
 
 
 def require_few_choices(want: ProgramKey, made: Iterable[ProgramKey]) -> None:
-    """Check that static coefficients do not change with each step.
-
-    Raises:
-        UntraceableError: the chain was compiled for :data:`CHOICES` signatures already.
-    """
+    """Check that static coefficients do not change with each step."""
     stages, shape = want.stages, want.key.shape
     alike = [one for one in made if one.stages == stages]
     if sum(one.key._replace(shape=shape) == want.key for one in alike) >= CHOICES:
@@ -143,20 +125,6 @@ def reader(classes: tuple[type, ...], static: tuple[Any, ...]) -> Reader:
     """Return a function that reads coefficients of these classes with these static values.
 
     The function raises no error. It returns None for all other coefficients.
-
-    Example::
-
-        >>> from typing import NamedTuple
-        >>> from functional_optim.kernels.cache_key import reader
-        >>> from functional_optim.kernels.signature import VARIES
-        >>> class Steps(NamedTuple):
-        ...     lr: float
-        ...     nesterov: bool
-        >>> fetch = reader((Steps,), ((VARIES, True),))
-        >>> fetch((Steps(0.5, True),))
-        [0.5]
-        >>> fetch((Steps(0.5, False),)) is None
-        True
     """
     return _Writer().write(classes, static)
 

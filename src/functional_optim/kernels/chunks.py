@@ -83,12 +83,8 @@ def with_tensors(leaf: Leaf, tensors: Sequence[Tensor]) -> Leaf:
 def slice_chunk(tensors: Sequence[Tensor], block_size: int, start: int, stop: int) -> list[Tensor]:
     """Return elements ``[start, stop)`` of each tensor of a chunk.
 
-    Args:
-        tensors: of a chunk, 1-D, the parameter first. Each has as many elements as the parameter,
-            or one for each block.
-        block_size: the granularity of the chain.
-        start: a multiple of ``block_size``.
-        stop: a multiple of ``block_size``, or the end of the chunk.
+    Each tensor has as many elements as the parameter, or one for each block. Both ends are
+    multiples of ``block_size``; ``stop`` may also be the end of the chunk.
     """
     count = tensors[0].numel()
     return [

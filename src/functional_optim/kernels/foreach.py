@@ -113,12 +113,7 @@ def _program(
     numbers: Numbers,
     tensors: Sequence[Tensor],
 ) -> tuple[ListProgram, Callable[..., Any], Callable[..., Any]]:
-    """Return a program, and the functions that compute its scalars and cut lists of leaves.
-
-    Raises:
-        UntraceableError: the chain cannot be written as a program.
-        NotPointwiseError: a stage computes with more than one element at a time.
-    """
+    """Return a program, and the functions that compute its scalars and cut lists of leaves."""
     traced = trace(stages, key.classes, key.shape)
     device, block_size = tensors[0].device, block_size_of(stages)
 

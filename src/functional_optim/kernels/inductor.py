@@ -156,12 +156,7 @@ class InductorKernel:
         scalar_args: Sequence[float | Tensor],
         block_size: int,
     ) -> None:
-        """Compile a step, by calling it on copies.
-
-        Raises:
-            KernelError: it does not compile. Without this error, the process would have other bits
-                than a process in which it compiles.
-        """
+        """Compile a step, by calling it on copies."""
         few = examples(tensors, block_size)
         try:
             with torch.no_grad(), warnings.catch_warnings():
@@ -245,11 +240,7 @@ def scalar_dtype(dtype: torch.dtype) -> torch.dtype:
 def _validate_rows(
     traced: Trace, block_size: int, tensors: Sequence[Tensor], scalar_args: Sequence[float | Tensor]
 ) -> Validated:
-    """Validate the graph of a chain that works in blocks, on tensors with one row per block.
-
-    Raises:
-        UntraceableError: a stage cannot step a parameter of that shape.
-    """
+    """Validate the graph of a chain that works in blocks, on tensors with one row per block."""
     few = min(tensors[0].numel(), max(EXAMPLE_ELEMENTS, block_size)) // block_size * block_size
     part = slice_chunk(tensors, block_size, 0, few)
     rows = [one.clone() for one in _view_rows(part, few, block_size)]
@@ -263,15 +254,7 @@ def _validate_rows(
 
 
 def _compiled_module(trace: Trace, root: Mapping[fx.Node, fx.Node]) -> torch.nn.Module:
-    """Return a module that makes one step in place, from ``(*tensors of a chunk, scalars)``.
-
-    Args:
-        trace: of a pointwise chain.
-        root: for each node, the node that owns its memory (see :func:`~.validate.validate`).
-
-    Raises:
-        UntraceableError: the graph contains a constant tensor.
-    """
+    """Return a module that makes one step in place, from ``(*tensors of a chunk, scalars)``."""
     graph = fx.Graph()
     made = {node: graph.placeholder(node.name) for node in trace.chunk}
     scalars = graph.placeholder("scalars")

@@ -168,12 +168,7 @@ class LeafPasses:
         return pieces, [[_gradient_views(piece, one) for one in self._batches] for piece in pieces]
 
     def _get_tables(self, pointers: bytes, bases: list[tuple[int, int]]) -> list[list[Table]]:
-        """Return the tables of each pass, one for each batch; cached for the same addresses.
-
-        Args:
-            pointers: the addresses of all tensors, leaf by leaf.
-            bases: for each scratch, its address and the size of an element in bytes.
-        """
+        """Return the tables of each pass, one for each batch; cached for the same addresses."""
         kept = self._tables
         if kept is not None and kept[0] == pointers and kept[1] == bases:
             found: list[list[Table]] = kept[2]

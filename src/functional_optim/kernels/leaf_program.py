@@ -69,11 +69,7 @@ _PROGRAMS: Cache[_Programs] = Cache()
 
 
 def step_leaf(stages: Sequence[Stage], leaf: Leaf, totals: Sequence[Tensor]) -> None:
-    """Step a whole leaf in place, by its program or by the reference, with the same bits.
-
-    Args:
-        totals: the total of each measured stage.
-    """
+    """Step a whole leaf in place, by its program or by the reference, with the same bits."""
     found, numbers = _programs_for(stages, leaf)
     tensors = tensors_of(leaf)
     known = _find_program(found, stages, leaf, tensors)

@@ -92,16 +92,9 @@ class _Selection(NamedTuple):
 def list_program(
     trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], block_size: int
 ) -> ListProgram:
-    """Return the program of a pointwise graph.
+    """Return the program of a pointwise graph, tried on the first elements of a chunk.
 
-    Args:
-        trace: of a pointwise chain.
-        chunk: tensors with the dtypes of the program. It is tried on their first elements.
-        scalar_args: the scalar arguments of some step, with the types of all steps.
-        block_size: number of elements that the chain computes together.
-
-    Raises:
-        UntraceableError: a result has another shape or dtype than the tensor that it replaces.
+    ``block_size`` is the number of elements that the chain computes together.
     """
     with torch.no_grad():
         few = examples(chunk, block_size)

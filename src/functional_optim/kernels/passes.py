@@ -114,12 +114,7 @@ class BoundLoops:
 
 
 class PassLoops:
-    """Compiled loops of the passes of a chain.
-
-    Args:
-        bind_table: of the kernel that compiles loops.
-        passes: of :func:`~functional_optim.kernels.passes.passes_of`.
-    """
+    """Compiled loops of the passes of a chain."""
 
     def __init__(
         self, bind_table: BindTable, stages: Sequence[Stage], passes: Sequence[Pass]
@@ -160,12 +155,7 @@ class PassLoops:
         return own if one.whole is None else (*own, HAND_ON)
 
     def bind(self, like: Leaf, elements: int) -> BoundLoops | None:
-        """Bind loops for the static coefficients of a step; return None if a pass has no loop.
-
-        Args:
-            like: a leaf of one element, with the coefficients of a step.
-            elements: total number of elements of the leaves.
-        """
+        """Bind loops for the static coefficients of a step; return None if a pass has no loop."""
         if not self.can_bind(like.coefficients):
             return None
         bound: list[BindScalars | None] = []
@@ -196,13 +186,7 @@ class PassLoops:
 def explain_passes(
     bind_table: BindTable, stages: Sequence[Stage], like: Callable[[], Leaf], elements: int
 ) -> str | None:
-    """Return how passes step leaves; None if they cannot.
-
-    Args:
-        bind_table: of the kernel that compiles loops.
-        like: returns a leaf of one element, with the coefficients of a step.
-        elements: total number of elements of the leaves.
-    """
+    """Return how passes step leaves; None if they cannot."""
     passes = passes_of(stages)
     if passes is None or PassLoops(bind_table, stages, passes).bind(like(), elements) is None:
         return None

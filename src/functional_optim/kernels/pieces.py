@@ -33,16 +33,7 @@ PIECE_VARIABLE = "FUNCTIONAL_OPTIM_BLOCK"
 
 
 def piece_elements(block_size: int = 1, device: str = "cpu", *, small: bool = False) -> int:
-    """Return the largest number of elements of a piece, a multiple of ``block_size``.
-
-    Args:
-        block_size: the granularity of the chain.
-        device: the type of the device.
-        small: True for a step with many temporaries.
-
-    Raises:
-        ValueError: ``FUNCTIONAL_OPTIM_BLOCK`` is not a positive number.
-    """
+    """Return the largest number of elements of a piece, a multiple of ``block_size``."""
     asked = os.environ.get(PIECE_VARIABLE)
     if asked is not None:
         if not asked.isdigit() or int(asked) < 1:
@@ -60,13 +51,7 @@ def piece_elements(block_size: int = 1, device: str = "cpu", *, small: bool = Fa
 
 
 def cut_chunk(tensors: Sequence[Tensor], block_size: int, most: int) -> list[list[Tensor]]:
-    """Return the tensors of each piece of a chunk. A small chunk is one piece.
-
-    Args:
-        tensors: of a chunk, as for :func:`~.chunks.slice_chunk`.
-        block_size: the granularity of the chain.
-        most: the result of :func:`piece_elements`.
-    """
+    """Return the tensors of each piece of a chunk. A small chunk is one piece."""
     count = tensors[0].numel()
     if count <= most:
         return [list(tensors)]
@@ -83,10 +68,8 @@ def cut_lists(
 ) -> list[Sequence[list[Tensor]]]:
     """Return lists of leaves with the size of a piece in total, and pieces of larger leaves.
 
-    Args:
-        columns: a list of all parameters, one of all gradients, and one for each tensor of the
-            state.
-        block_size, most: as for :func:`cut_chunk`.
+    ``columns`` are a list of all parameters, one of all gradients, and one for each tensor of the
+    state.
     """
     lengths = list(map(Tensor.numel, columns[0]))
     if sum(lengths) <= most:
@@ -114,18 +97,10 @@ def split_slabs(lengths: Sequence[int], most: int) -> list[tuple[int, int]]:
 
 
 def piece_lengths(total: int, block: int, *, exact: bool) -> list[int]:
-    """Return the lengths of the pieces of a chunk.
+    """Return the lengths of the pieces of a chunk, at most ``block`` elements each.
 
-    Args:
-        total: number of elements of the chunk.
-        block: largest number of elements of a piece.
-        exact: True if the results depend on where pieces end. Then a piece has at least
-            ``GRAIN_SIZE`` elements per thread, even if ``block`` is smaller.
-
-    Example::
-
-        >>> piece_lengths(10, 4, exact=False)
-        [4, 4, 2]
+    If results depend on where pieces end (``exact``), a piece has at least ``GRAIN_SIZE`` elements
+    per thread, even if ``block`` is smaller.
     """
     if not exact or total <= block:
         return _split_length(total, block)

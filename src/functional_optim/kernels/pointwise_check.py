@@ -32,16 +32,7 @@ NONZERO = 0.5
 
 
 def check_pointwise_stages(stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
-    """Check that each stage computes with one element at a time, by calling it on a few elements.
-
-    Args:
-        stages: that declare that they are pointwise. They are not checked if they work in blocks.
-        chunk: a leaf with the coefficients of a step. Its values are not read.
-        totals: of the measured stages.
-
-    Raises:
-        NotPointwiseError: a stage computes with more than one element at a time.
-    """
+    """Call each stage on a few elements, to check that it computes with one at a time."""
     device = chunk.param.device
     if device.type == "meta" or block_size_of(stages) > 1:
         return

@@ -59,12 +59,7 @@ class Program(NamedTuple):
 
 
 def whole_program(trace: Trace, validated: Validated) -> Program:
-    """Return the program of a graph over whole tensors.
-
-    Args:
-        trace: of a chain, for tensors of given shapes.
-        validated: the values of the graph, as tensors without data.
-    """
+    """Return the program of a graph over whole tensors."""
     return _Writer(trace, *validated).write()
 
 

@@ -38,11 +38,7 @@ _SAFE_POWERS = frozenset([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0])
 
 
 def record_rounding(stages: Sequence[Stage], leaf: Leaf) -> None:
-    """Record in ``chunks`` if a chain rounds by position, or keeps 0-d states of parameters.
-
-    Args:
-        leaf: with the coefficients of a step.
-    """
+    """Record in ``chunks`` if a chain rounds by position, or keeps 0-d states of parameters."""
     chain = tuple(stages)
     if not leaf.param.is_cpu or block_size_of(chain) > 1 or why_not_pointwise(chain) is not None:
         return

@@ -40,12 +40,7 @@ _SCRATCH = _Scratch()
 def scratch(name: Any, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return an uninitialized 1-D tensor; on the CPU, with the same memory for the same name.
 
-    Args:
-        name: of the caller, and of one of its pieces. The content is valid until the next call with
-            this name.
-        count: number of elements.
-        dtype: of the tensor.
-        device: of the tensor.
+    The content is valid until the next call with this name.
     """
     key = name, dtype, device
     found = _SCRATCH.pieces.get(key)
@@ -64,9 +59,7 @@ def scratch(name: Any, count: int, dtype: torch.dtype, device: torch.device) -> 
 def views_of_scratch(owner: Any, make: Callable[[], _Views]) -> _Views:
     """Return views of scratch, which are made once for an owner as long as the pieces are kept.
 
-    Args:
-        owner: a hashable object. It is kept by a weak reference; the views must not refer to it.
-        make: makes the views from results of :func:`scratch`.
+    The owner is kept by a weak reference; the views must not refer to it.
     """
     found: _Views | None = _SCRATCH.views.get(owner)
     if found is None:

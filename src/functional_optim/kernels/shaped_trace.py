@@ -161,17 +161,8 @@ def shaped_trace(
 ) -> tuple[Trace, Validated]:
     """Trace a chain for leaves with the shapes, dtypes and strides of a leaf.
 
-    Args:
-        leaf: an example.
-        shape: the signature of the graph.
-        numbers: example float coefficients of a step.
-
-    Returns:
-        The graph, and the values of its nodes without data.
-
-    Raises:
-        UntraceableError: a rule reads a number or data, writes in place, or calls a function that
-            takes no proxy. Or a result has another shape or dtype than the tensor that it replaces.
+    Return the graph, and the values of its nodes without data. ``numbers`` are example float
+    coefficients of a step.
     """
     chunk = [
         torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")

@@ -57,12 +57,7 @@ def signature(
 ) -> tuple[Signature, Numbers, list[Tensor]]:
     """Return the signature of a leaf's graph, its numbers, and its tensors (param, grad, state).
 
-    Args:
-        on_device: True to treat coefficients that are 0-d tensors as numbers.
-
-    Raises:
-        UntraceableError: a coefficient is a tensor (with a derivative if ``on_device``), or a stage
-            reads a variable that may change.
+    ``on_device`` treats coefficients that are 0-d tensors as numbers.
     """
     free = free_variables(stages)
     if free.reason is not None:

@@ -181,12 +181,7 @@ def columns_of(stack: Sequence[Leaf]) -> list[list[Tensor]]:
 
 
 def step_columns(columns: Sequence[list[Tensor]], step: Callable[[list[Tensor]], object]) -> None:
-    """Stack leaves, step the stack, and copy the results back.
-
-    Args:
-        columns: the result of :func:`columns_of`.
-        step: steps the stack in place. It is called with one tensor for each column.
-    """
+    """Stack leaves, step the stack in place by ``step``, and copy the results back."""
     whole = stack_columns(columns)
     step(whole)
     for place, (targets, values) in enumerate(zip(columns, whole, strict=True)):

@@ -70,9 +70,8 @@ def try_measure_each(
 ) -> Tensor | None:
     """Return ``measure`` of each gradient as one tensor; None if one call cannot compute it.
 
-    Args:
-        are_alike: True if the caller knows that all are plain dense tensors on one device that need
-            no derivative.
+    ``are_alike``: the caller knows that all are plain dense tensors on one device that need no
+    derivative.
     """
     if stage.measure_each is None or len(gradients) < 2:
         return None
@@ -92,15 +91,8 @@ def try_reduce_each(
 ) -> list[list[float]] | None:
     """Return the results of ``reduce`` for all leaves, a list for each total.
 
-    Args:
-        stage: a stage with a ``reduce``.
-        params, grads: of the leaves.
-        state: the State of the leaves, with a list of tensors instead of each tensor.
-        coefficients: of all leaves.
-        are_alike: as for :func:`try_measure_each`.
-
-    Returns:
-        None if one call cannot compute them.
+    ``state`` is the State of the leaves, with a list of tensors instead of each tensor. The result
+    is None if one call cannot compute it.
     """
     if stage.reduce_each is None:
         return None
@@ -151,9 +143,6 @@ class UnchangedBy:
 
     The answer depends on shapes, dtypes and coefficients only. It is computed again if the
     coefficients change.
-
-    Args:
-        stages: before the stage whose total is computed.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
@@ -161,13 +150,7 @@ class UnchangedBy:
         self._last = Unchanged(None, gradients=not stages, params=not stages)
 
     def find(self, numbers: Iterable[Any], leaves: Callable[[], Iterable[Leaf]]) -> Unchanged:
-        """Return the stored result for these coefficients, or compute it.
-
-        Args:
-            numbers: objects with the ``coefficients`` of these stages, or of more stages.
-            leaves: returns a leaf of each kind, on which the stages are called. No result is
-                written.
-        """
+        """Return the stored result for these coefficients, or compute it."""
         found = self._last  # other threads may replace it
         if not self._stages:
             return found

@@ -169,11 +169,7 @@ def _cached_trace(
 def trace_with(
     tracer: Tracer, stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature
 ) -> Trace:
-    """Trace a chain by a tracer, whose first placeholders are the tensors of the chunk.
-
-    Raises:
-        UntraceableError, NotPointwiseError: as in :func:`trace`.
-    """
+    """Trace a chain by a tracer, whose first placeholders are the tensors of the chunk."""
     params, grads = tracer.placeholder("param"), tracer.placeholder("grad")
     states = [
         _state_proxies(tracer, index, stage, fields)

@@ -39,10 +39,6 @@ def examples(chunk: Sequence[Tensor], block_size: int) -> list[Tensor]:
 
     The results of checks hold for chunks of any length. Checks need more than one element, so a
     short chunk is repeated. An example has full blocks only.
-
-    Args:
-        chunk: its tensors, the parameter first.
-        block_size: the granularity of the chain.
     """
     total = chunk[0].numel()
     if block_size == 1 and total < EXAMPLE_ELEMENTS:
@@ -60,16 +56,7 @@ def repeat(tensor: Tensor, count: int = EXAMPLE_ELEMENTS) -> Tensor:
 
 
 def validate(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> Validated:
-    """Evaluate and check a graph on examples.
-
-    Args:
-        trace: of a chain.
-        chunk: the result of :func:`examples`.
-        scalar_args: the scalar arguments of some step.
-
-    Raises:
-        UntraceableError: a result has another shape or dtype than the tensor that it replaces.
-    """
+    """Evaluate and check a graph on examples."""
     values = dict(_placeholders(trace, chunk, scalar_args))
     for node in _operations(trace):
         values[node] = call_node(node, values)
@@ -88,13 +75,8 @@ def validate(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) 
 def last_uses(trace: Trace, root: dict[fx.Node, fx.Node]) -> dict[fx.Node, int]:
     """Return the index of the operation that reads or computes each value, or a view of it, last.
 
-    If a result may be an argument, the argument is read as long as the result.
-
-    Args:
-        root: for each node, the node that owns its memory.
-
-    Returns:
-        An index for each node. For results of the step it is the number of operations.
+    If a result may be an argument, the argument is read as long as the result. For results of the
+    step the index is the number of operations.
     """
     nodes = _operations(trace)
     last = dict.fromkeys(trace.graph.nodes, -1)
@@ -166,12 +148,6 @@ def check_device_scalars(stages: Sequence[Stage], leaf: Leaf) -> None:
     """Check that stages can run without reading the values of their coefficients.
 
     The stages are called with fake tensors, which have no values to read.
-
-    Args:
-        leaf: has tensors as coefficients. No tensor of the leaf is read or written.
-
-    Raises:
-        UntraceableError: a stage reads a value.
     """
     with fake_tensor_mode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         fake = with_tensors(leaf, [mode.from_tensor(tensor) for tensor in tensors_of(leaf)])

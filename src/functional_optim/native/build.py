@@ -102,9 +102,6 @@ def load_module(path: str) -> ModuleType:
     The module is not in ``sys.modules``, and has no ``__file__``, because its path is invalid after
     the load. Tools that read the files of all modules, such as Hypothesis, would read whatever is
     at that path, and would hang on a pipe.
-
-    Raises:
-        OSError, ImportError: the library does not load.
     """
     loader = ExtensionFileLoader(NAME, path)
     spec = spec_from_file_location(NAME, path, loader=loader)

@@ -111,11 +111,7 @@ class BuildRecipe(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key of the library: equal for equal recipes on equal machines.
-
-        Raises:
-            CompileError: the compiler does not exist, or does not print its version.
-        """
+        """Key of the library: equal for equal recipes on equal machines."""
         facts = [*self, *_compiler_facts(self.compiler), *_machine_facts()]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
 
@@ -222,16 +218,7 @@ class Build:
     def start(cls, folder: Folder, recipe: BuildRecipe) -> "Build | None":
         """Start the compiler.
 
-        Args:
-            folder: of entries.
-            recipe: of the library.
-
-        Returns:
-            The build; None if another process or thread compiles the library, or has just finished.
-
-        Raises:
-            CompileError: the compiler does not exist.
-            OSError: the folder cannot be written.
+        Return None if another process or thread compiles the library, or has just finished.
         """
         key, path = recipe.key, _command_path(recipe.compiler)
         try:
@@ -320,24 +307,8 @@ _LOADED: dict[str, ctypes.CDLL] = {}
 def library(source: str, flags: Sequence[str]) -> ctypes.CDLL:
     """Return the compiled library of a C++ source: from memory, from disk, or compiled now.
 
-    The compiler is the command in ``CXX``, or ``g++``. Several processes that need the same library
-    compile it once.
-
-    Args:
-        source: the whole C++ source.
-        flags: arguments after the source on the command line, such as ``-shared``; libraries last.
-
-    Returns:
-        The loaded library. Calls of it release the GIL.
-
-    Raises:
-        CompileError: there is no compiler, or the library cannot be compiled or loaded.
-
-    Example::
-
-        >>> text = 'extern "C" int twice(int number) { return 2 * number; }'
-        >>> library(text, ["-shared", "-fPIC"]).twice(21)
-        42
+    The compiler is the command in ``CXX``, or ``g++``; it gets ``flags`` after the source. Several
+    processes that need the same library compile it once. Calls of the library release the GIL.
     """
     recipe = BuildRecipe(source, tuple(flags), default_compiler())
     key = recipe.key

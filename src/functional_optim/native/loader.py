@@ -170,12 +170,8 @@ class Loader:
     def wait(self, timeout: float | None = None, *, count: int | None = None) -> bool:
         """Wait until the loops are loaded or unavailable. Start the compiler if necessary.
 
-        Args:
-            timeout: the largest number of seconds to wait.
-            count: the number of tensors that the loops are needed for. Small numbers do not wait.
-
-        Returns:
-            False on a time-out, or if a compiler took too long and is tried again later.
+        A small ``count`` of tensors does not wait. Return False on a time-out, or if a compiler
+        took too long and is tried again later.
         """
         if count is not None and count < MANY:
             return True

@@ -45,14 +45,7 @@ def cache_folder() -> Path:
 
 
 class Folder:
-    """Open folder that only this user can write to. Its path is resolved once.
-
-    Args:
-        path: of an existing folder.
-
-    Raises:
-        OSError: the path is no folder, or others can write to it; the message says which.
-    """
+    """Open folder that only this user can write to. Its path is resolved once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,11 +75,7 @@ class Folder:
             os.unlink(f"{key}.so", dir_fd=self._number)
 
     def lock(self, key: str) -> int | None:
-        """Lock an entry without waiting, and return the lock; None if locks do not work here.
-
-        Raises:
-            BlockingIOError: another process or thread has the lock.
-        """
+        """Lock an entry without waiting, and return the lock; None if locks do not work here."""
         try:
             number = os.open(
                 f"{key}.lock",

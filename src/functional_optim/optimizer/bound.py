@@ -100,12 +100,7 @@ class BoundOptimizer:
         """Prepare scalars on the device. Errors are raised before any parameter is moved."""
 
     def _fill_buffers(self, chains: Sequence[LeafChain], given: list[LeafState] | None) -> None:
-        """Move parameters and state into buffers.
-
-        Args:
-            chains: of the parameters.
-            given: the values of the state, if there are any.
-        """
+        """Move parameters and state into buffers."""
         stages = self._optimizer.stages
         numbers = {own: k for k, own in enumerate(dict.fromkeys(map(id, chains)))}
         groups = [numbers[id(own)] for own in chains]
@@ -303,10 +298,6 @@ class BoundOptimizer:
         """Step whole buffers if they contain the gradients, and else single parameters.
 
         Without a plan, as for parameters that share memory, step the tree.
-
-        Args:
-            chains: of the groups, with the hyper-parameters of this step.
-            given: a gradient or None for each parameter; None for the gradients in the buffers.
         """
         leaves, every = self._whole, self._single.own if given is None else given
         grads = leaves.own if given is None else leaves.gradients(given)

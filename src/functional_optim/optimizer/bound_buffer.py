@@ -123,11 +123,7 @@ class BoundBuffer:
         return self.whole._replace(step=1.0, **made)
 
     def step_counts(self) -> list[int]:
-        """Return the step counts, from a cache that does not see replays of captured steps.
-
-        Raises:
-            RuntimeError: adjacent parameters that were captured in one step have different counts.
-        """
+        """Return the step counts, from a cache that does not see replays of captured steps."""
         if version_of(self.counts) != self._cached_version:
             counts = self.counts.tolist()
             self.check_together(counts)
@@ -182,11 +178,7 @@ class BoundBuffer:
         ]
 
     def runs(self, stepped: Sequence[bool]) -> list[slice]:
-        """Return slices of adjacent segments that are stepped and have the same step count.
-
-        Args:
-            stepped: for each segment, True if it is stepped.
-        """
+        """Return slices of adjacent segments that are stepped and have the same step count."""
         counts, runs = self.step_counts(), list[slice]()
         for k, is_stepped in enumerate(stepped):
             if not is_stepped:
@@ -198,11 +190,7 @@ class BoundBuffer:
         return runs
 
     def keep_together(self, stepped: Sequence[bool]) -> None:
-        """Require equal counts, from now on, of adjacent stepped segments with equal counts.
-
-        Args:
-            stepped: for each segment, True if it was stepped.
-        """
+        """Require equal counts, from now on, of adjacent stepped segments with equal counts."""
         for run in self.runs(stepped):
             self._together.update(range(run.start, run.stop - 1))
 

@@ -81,16 +81,9 @@ class BoundLeaves:
     def gradients(self, given: list[Tensor | None]) -> list[Tensor | None] | None:
         """Return the gradient of each leaf, or None for a leaf without one.
 
-        Args:
-            given: a gradient or None for each parameter.
-
-        Returns:
-            None if the buffers do not contain the gradients. Gradients are copied there if they
-            have other layouts than the parameters or are complex, and on an accelerator, since the
-            step of many small tensors takes longer than the copy.
-
-        Raises:
-            TypeError, ValueError: a gradient that does not fit its parameter.
+        The result is None if the buffers do not contain the gradients. Gradients are copied there
+        if they have other layouts than the parameters or are complex, and on an accelerator, since
+        the step of many small tensors takes longer than the copy.
         """
         if not self._buffers:
             return None
@@ -122,11 +115,7 @@ class BoundLeaves:
         return not (are_plain and _DENSE.issuperset(map(_LAYOUT, grads)))
 
     def changed(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return tensors in the memory of the stepped leaves that a plan does not know.
-
-        Args:
-            grads: the gradient of each leaf, or None.
-        """
+        """Return tensors in the memory of the stepped leaves that a plan does not know."""
         own = compress(self._members, (one is not None for one in grads[: len(self._members)]))
         is_any = any(one is not None for one in grads)
         return [*chain.from_iterable(own), *(self._others if is_any else ())]
@@ -142,16 +131,7 @@ class BoundLeaves:
         grads: list[Tensor | None],
         measured: Sequence[Tensor],
     ) -> PreparedStep | None:
-        """Return a validated step, ready to run; None if the step counts in a buffer differ.
-
-        Args:
-            chains: by number, with the hyper-parameters of this step.
-            grads: the gradient of each leaf, or None.
-
-        Raises:
-            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing has
-                changed.
-        """
+        """Return a validated step, ready to run; None if the step counts in a buffer differ."""
         steps = self.steps
         given = step_inputs((links, chains, self._tensors, grads, (), measured, {}))
         step = steps.prepare(given)
@@ -177,9 +157,7 @@ def whole_buffers(
 ) -> list[BoundBuffer]:
     """Return the buffers that are stepped as one leaf each.
 
-    Args:
-        by_chunks: steps buffers; None if each parameter is stepped alone.
-        all_in: True if all parameters are in buffers.
+    ``all_in`` is True if all parameters are in buffers.
     """
     if by_chunks is None:
         return []

@@ -23,12 +23,7 @@ from functional_optim.plan.list_layout import MemoryGuard
 def layout_of(
     params: Sequence[Tensor], names: Sequence[str], groups: Sequence[int], block_size: int
 ) -> FlatLayout:
-    """Move parameters into flat buffers. The parameters of a buffer can be stepped as one tensor.
-
-    Args:
-        groups: for each parameter, the number of its chain.
-        block_size: of the chain.
-    """
+    """Move parameters into flat buffers, each of which can be stepped as one tensor."""
     keys = [
         # Blocks of several elements are consecutive only in contiguous parameters. Frozen
         # parameters have no gradients. There may be a gap before a complex parameter.
@@ -75,15 +70,9 @@ def init_states(
 ) -> tuple[list[BoundBuffer], list[LeafState], list[int]]:
     """Return the initial state of every parameter.
 
-    Args:
-        hypers: the hyper-parameters of each parameter.
-        layout: of the parameters. The second key of a buffer is True if blocks of elements are
-            consecutive in it.
-        counts_on_device: True if step counts are on the devices of their parameters.
-
-    Returns:
-        The buffers that are stepped as chunks; the state of each parameter; the indices of the
-        parameters that are in no such buffer.
+    The results are the buffers that are stepped as chunks; the state of each parameter; and the
+    indices of the parameters that are in no such buffer. The second key of a buffer is True if
+    blocks of elements are consecutive in it.
     """
     buffers: list[BoundBuffer] = []
     states: dict[int, LeafState] = {}
@@ -134,11 +123,7 @@ class StateGuard:
 def why_alone(
     stages: Sequence[Stage], params: Sequence[Tensor], others: Sequence[int], layout: FlatLayout
 ) -> list[str]:
-    """Return why parameters are stepped one by one, one line for each reason.
-
-    Args:
-        others: the indices of the parameters that are stepped one by one.
-    """
+    """Return why parameters are stepped one by one, one line for each reason."""
 
     def why(place: int) -> str:
         whole = why_not_pointwise(stages)

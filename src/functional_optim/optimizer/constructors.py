@@ -24,23 +24,7 @@ def call_constructor(
 
     A function annotated with ``-> Optimizer`` is called. Without an annotation, its signature
     decides: constructors of an Optimizer take hyper-parameters only, and constructors of a
-    torch.optim.Optimizer take ``params`` first.
-
-    Args:
-        constructor: a callable, such as ``adamw`` or
-            ``lambda lr: chain(clip_by_value(1.0), adamw(lr=lr))``. For a class, the result is None.
-        arguments: the keyword arguments, without parameters.
-
-    Raises:
-        TypeError: the arguments do not fit, with or without parameters before them; or the result
-            is not an optimizer.
-
-    Example::
-
-        >>> from functional_optim import sgd
-        >>> call_constructor(lambda lr: sgd(lr=lr, momentum=0.9), {"lr": 0.5}).hyper["lr"]
-        0.5
-        >>> call_constructor(lambda params, lr: torch.optim.SGD(params, lr=lr), {"lr": 0.5})
+    torch.optim.Optimizer take ``params`` first. For a class, the result is None.
     """
     if isinstance(constructor, type):
         return None

@@ -13,13 +13,10 @@ from functional_optim.core.stage import NoState
 
 
 def without_empty_records(functions: Sequence[Any]) -> tuple[list[Any], Callable[[Any], Any]]:
-    """Return functions whose annotations have no NamedTuple without fields.
+    """Return functions without empty NamedTuples in annotations, and a converter of types.
 
     TorchScript looks up the names of annotations among the globals of a function. So a copy of the
     function has other globals. Functions whose globals lack the NamedTuple are returned unchanged.
-
-    Returns:
-        The functions, and a function that converts the types in their annotations.
     """
     plain = list(filter(inspect.isfunction, functions))
     named = [(one, [kind for kind in _types_of(one) if _is_empty(kind)]) for one in plain]

@@ -56,10 +56,6 @@ def explain(optimizer: Chain, params: Any) -> str:
 
     If parameters differ in their stages, there is a heading for each chain. The last lines name the
     stages at which a composed optimizer waits.
-
-    Raises:
-        TypeError: the optimizer needs a closure.
-        ValueError: the optimizer does not accept the parameters.
     """
     parts, lines = explain_chains(optimizer, params), list[str]()
     is_one = len({part.chain.places for part in parts}) < 2
@@ -92,11 +88,7 @@ def _why_waiting(stage: Stage) -> str | None:
 def explain_chains(
     optimizer: Chain, params: Any, executor: str | None = None
 ) -> list[ExplainedChain]:
-    """Return which executor steps which parameters, for each chain of an optimizer.
-
-    Args:
-        executor: the name of an executor; by default that of the optimizer.
-    """
+    """Return which executor steps which parameters, for each chain of an optimizer."""
     refuse_closure(optimizer, "explain")
     leaves, spec, _ = params_of(optimizer, params)
     chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
@@ -121,11 +113,7 @@ def chain_lines(
 ) -> list[str]:
     """Return which executor steps leaves with one chain, and why, one line for each kind of leaf.
 
-    Args:
-        stages: of the chain. If it has gates, the lines are about a step in which all are open.
-        executor: the name of the executor.
-        leaves: parameters, with the hyper-parameters of each.
-        step: number of the next step. After many steps, ``auto`` compiles kernels.
+    If the chain has gates, the lines are about a step in which all are open.
     """
     found: dict[_Kind, list[tuple[Tensor, tuple[Any, ...]]]] = {}
     for leaf, own in leaves:
@@ -189,12 +177,7 @@ def _has_gaps(param: Tensor) -> bool:
 def explain_chunk(
     stages: Sequence[Stage], name: str, executor: Executor, chunk: Leaf, count: int
 ) -> str:
-    """Return the line of a chunk, which has the coefficients of a first step.
-
-    Args:
-        name: of the executor.
-        count: number of elements of the parameters in the chunk.
-    """
+    """Return the line of a chunk, which has the coefficients of a first step."""
     by_chunks, param = executor.in_chunks(stages), chunk.param
     how = executor.explain_leaves(stages, name)
     if by_chunks is not None:

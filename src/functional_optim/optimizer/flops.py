@@ -42,21 +42,6 @@ def step_flops(stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[i
     If a stage declares ``flops``, this function is called for each of its matrices. For every other
     stage, the operations of its rule on a small tensor are counted, and scaled to the number of
     elements. Stages after a gate count as if the gate were open.
-
-    Args:
-        stages: of the chain.
-        hypers: their hyper-parameters.
-        shape: of the parameter.
-
-    Raises:
-        ValueError: a stage multiplies matrices and declares no FLOPs.
-
-    Example::
-
-        >>> from functional_optim import muon
-        >>> optimizer = muon(ns_steps=1)
-        >>> step_flops(optimizer.stages, [link.hyper for link in optimizer.links], (2, 3))
-        64
     """
     return sum(_stage_flops(*one, tuple(shape)) for one in zip(stages, hypers, strict=True))
 

@@ -18,15 +18,8 @@ def require_pointwise(optimizer: Optimizer) -> None:
     """Check that the stages of a pointwise chain compute with one element at a time.
 
     Each stage is checked once, since its numbers may change in each step. It is checked again if
-    other numbers are zero.
-
-    Args:
-        optimizer: the optimizer. It is not checked if a stage is no pointwise stage, or needs a
-            total or inputs.
-
-    Raises:
-        ValueError: (:class:`~.errors.NotPointwiseError`) a stage is not pointwise. The error has an
-            example.
+    other numbers are zero. An optimizer with a stage that is not pointwise, or that needs a total
+    or inputs, is not checked.
     """
     if any(one.kind != "pointwise" or needs_total(one) for one in optimizer.stages):
         return

@@ -126,12 +126,7 @@ def _split_index(name: str, known: Collection[str]) -> tuple[str, int | None]:
 def _leaves(
     optimizer: Optimizer, state: Any, params: Any
 ) -> tuple[list[Any], optree.PyTreeSpec, list[_Stages]]:
-    """Return the state of each leaf (or None), the tree of params, and the stages of each leaf.
-
-    Raises:
-        TypeError: ``state`` is not a State; leaves differ in their stages, and ``params`` is None.
-        ValueError: the state is of another optimizer.
-    """
+    """Return the state of each leaf (or None), the tree of params, and the stages of each leaf."""
     if not isinstance(state, State):
         raise TypeError(
             f"state must be the State that init or update returned, got {format_value(state)}"
@@ -160,12 +155,7 @@ def _leaves(
 
 
 def _tensor(leaf: LeafState | None, stages: _Stages, name: str, leaf_name: str) -> Tensor | None:
-    """Return the tensor of a field, or None if the leaf has no such tensor.
-
-    Raises:
-        ValueError: the field has several tensors, and there is no index; or the field is one
-            tensor, and there is an index.
-    """
+    """Return the tensor of a field, or None if the leaf has no such tensor."""
     if leaf is None or name == STEP:
         return None if leaf is None else leaf.step
     values: dict[str, Any] = {}

@@ -219,14 +219,7 @@ def _call_source(stage: Stage, i: int) -> list[str]:
 
 
 def compile_program(stages: tuple[Stage, ...], *arguments: Any) -> Any:
-    """Return the compiled module of a chain.
-
-    Args:
-        arguments: of the module: parameters, steps, groups, and one list per field.
-
-    Raises:
-        UnscriptableError: TorchScript does not support a stage, which the error names.
-    """
+    """Return the compiled module of a chain."""
     scripted = [stage for stage in stages if stage.coefficients is not same_coefficients]
     for stage in scripted:
         _annotations(stage, stage.coefficients, 2)
@@ -302,11 +295,7 @@ def _module(stages: tuple[Stage, ...]) -> ModuleType:
 
 
 def _annotations(stage: Stage, function: Any, arguments: int) -> list[Any]:
-    """Return the types of a function's arguments.
-
-    Raises:
-        UnscriptableError: it is not a module-level function, or has too few annotated arguments.
-    """
+    """Return the types of a function's arguments."""
     if not inspect.isfunction(function):
         raise UnscriptableError(
             f"{stage.name}: {format_value(function)} is no plain function; TorchScript reads the "

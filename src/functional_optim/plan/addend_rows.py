@@ -45,11 +45,7 @@ class _Batch:
 
 
 class Addends:
-    """Reduction of the leaves of a part, whose last stage needs a total. It holds no tensor.
-
-    Args:
-        rows: the positions of their tensors, with the states of the part's stages only.
-    """
+    """Reduction of the leaves of a part, whose last stage needs a total. It holds no tensor."""
 
     def __init__(
         self,
@@ -77,12 +73,7 @@ class Addends:
     def rows(
         self, decider: Decision, tensors: list[Tensor], counts: Numbers, totals: Sequence[Tensor]
     ) -> Sequence[Sequence[float]]:
-        """Return the addends of each leaf.
-
-        Args:
-            decider: of the step. Each gradient must have the strides of its parameter.
-            totals: of the earlier stages that need a total.
-        """
+        """Return the addends of each leaf."""
         part, last = self._part, self._part.stages[-1]
         grads: list[Any] = list(map(decider.grads.__getitem__, part.members))
         made = []

@@ -37,15 +37,14 @@ def chunks_of(
     """Return the chunks of some leaves, the leaves that are stepped alone, and one of each kind.
 
     Leaves of a kind have the same group, step count and layouts. A leaf without elements is in no
-    chunk, and is not stepped alone: only its step count changes.
+    chunk, and is not stepped alone: only its step count changes. If the coefficients are on the
+    device, the host does not read step counts: all leaves of a group have the same step count.
 
     Args:
         rows: for each leaf, the positions of its tensors.
         positions: for each leaf, the positions of its parameter, gradient and state.
-        tensors: the list of a step. No reference to them is kept.
         groups: for each leaf, the index of its group of hyper-parameters.
-        scalars: the form of the coefficients. If they are on the device, the host does not read
-            step counts: all leaves of a group have the same step count.
+        scalars: the form of the coefficients.
     """
     by_chunks, is_host = executor.in_chunks(stages), scalars is Scalars.HOST
     wholes = executor.in_whole_leaves(stages) if is_host else None  # programs take Python's numbers

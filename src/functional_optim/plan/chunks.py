@@ -105,17 +105,7 @@ class Chunk:
     def bind(
         self, tensors: list[Tensor], made: StepScalars, pointers: bytes, totals: Sequence[Tensor]
     ) -> Sequence[Part] | None:
-        """Bind a step: calls, each with the leaves that it steps; None if a leaf has no kernel.
-
-        Args:
-            made: its hyper-parameters and coefficients.
-            pointers: of all tensors of all chunks.
-            totals: the sum of each measured stage.
-
-        Raises:
-            KernelError, NotPointwiseError: the executor cannot step the leaves.
-            RuntimeError: a rule refuses a shape or dtype.
-        """
+        """Bind a step: calls, each with the leaves that it steps; None if a leaf has no kernel."""
         raise NotImplementedError
 
     def _require(self, leaves: Sequence[Leaf]) -> None:
@@ -192,13 +182,7 @@ class PointwiseChunk(Chunk):
 
 
 class _Listing:
-    """Division of leaves into those that are stepped as lists, and those that are stepped alone.
-
-    Args:
-        stages, executor, members: as for :class:`Chunk`.
-        rows: of these leaves.
-        leaves: leaves with these layouts. No reference to their tensors is kept.
-    """
+    """Division of leaves into those that are stepped as lists, and those that are stepped alone."""
 
     def __init__(
         self,
@@ -225,11 +209,7 @@ class _Listing:
 
 
 class _ChunkGetter:
-    """Getter of a leaf from a list of tensors, as a chunk of memory.
-
-    Args:
-        leaf: one with its layouts.
-    """
+    """Getter of a leaf from a list of tensors, as a chunk of memory."""
 
     def __init__(self, row: LeafPositions, leaf: Leaf) -> None:
         tensors = tensors_of(leaf)

@@ -46,13 +46,7 @@ _step_leaves = from_fields(StepLeaves)
 
 
 class DecidedSteps:
-    """Plans of the steps in which the same gradients are missing, and which need a Decision.
-
-    Args:
-        rows: for each leaf, the positions of its tensors.
-        leaves: of such a step.
-        every: the list of such a step.
-    """
+    """Plans of the steps in which the same gradients are missing, and which need a Decision."""
 
     def __init__(
         self,
@@ -113,9 +107,8 @@ class DecidedSteps:
     ) -> PreparedStep | None:
         """Bind the runs of a decided step; None if a run has no plan that fits.
 
-        Args:
-            tensors: the list of the step, without gradients.
-            may_begin: True if the state of leaves before their first step is valid.
+        ``tensors`` is the list of the step, without gradients. ``may_begin`` is True if the state
+        of leaves before their first step is valid.
         """
         plans = self._plans_of(decided, now)
         if plans is None:
@@ -200,11 +193,7 @@ class DecidedSteps:
         return len(self._runs) + runs <= max(RUNS, 2 * runs)
 
     def count(self, tensors: list[Any]) -> StepNow:
-        """Read the counts of a step, and keep its count classes.
-
-        Args:
-            tensors: the list of the step, with its gradients.
-        """
+        """Read the counts of a step, and keep its count classes."""
         now = StepNow(tensors)
         with_gradients = [one.members for one in self._outline.cohorts if one.has_gradients]
         for members in with_gradients:
@@ -213,11 +202,7 @@ class DecidedSteps:
         return now
 
     def plan(self, tensors: list[Any], decided: Decision) -> None:
-        """Plan the runs of a decided step.
-
-        Args:
-            tensors: the list of the step, with its gradients, also those of late leaves.
-        """
+        """Plan the runs of a decided step."""
         now = self.count(tensors)
         if decided.inputs is None or not decided.inputs.are_seldom:
             names = () if decided.inputs is None else decided.inputs.names

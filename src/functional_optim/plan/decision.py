@@ -96,11 +96,7 @@ class Decision:
         self._rows = rows
 
     def decide(self) -> "Decision":
-        """Decide the step.
-
-        Raises:
-            FloatingPointError, ValueError, TypeError: a stage refuses the step.
-        """
+        """Decide the step."""
         at: Point | End = self._outline.plain or self._outline.start
         while isinstance(at, Point):
             at = self._pass_point(at)
@@ -224,12 +220,8 @@ class Decision:
         """Return a total that is summed in the order of the leaves.
 
         The total does not depend on how leaves are divided into parts, and not on which leaves are
-        late.
-
-        Returns:
-            One number per total, or a tensor. None if there are no leaves, if all leaves are in one
-            part without a plan, or if some leaves are shards or on an accelerator: there, torch
-            chooses the order.
+        late. The result is None if there are no leaves, if all leaves are in one part without a
+        plan, or if some leaves are shards or on an accelerator: there, torch chooses the order.
         """
         numbers: dict[int, Sequence[float]] = {}
         tensors: dict[int, Tensor] = {}
@@ -268,9 +260,7 @@ class Decision:
     ) -> Tensor:
         """Return what leaves add to the total of the last stage of a part, without a plan.
 
-        Args:
-            totals: of the measured stages before.
-            sums: collects what shards add; the caller reduces it over all ranks.
+        ``sums`` collects what shards add; the caller reduces it over all ranks.
         """
         scalars_of = partial(self.numbers.scalars_of, part)
         items = self.items(part)

@@ -34,16 +34,7 @@ from functional_optim.plan.item import Item, StepScalars
 
 
 class DeviceNumbers:
-    """Hyper-parameters of all parameters on a device, and their coefficients.
-
-    Args:
-        hypers: of each parameter; parameters of a group share one tuple.
-        slots: the same, with a slot for each scalar.
-
-    Raises:
-        UntraceableError: coefficients that branch on the step.
-        ValueError: a tensor on another device; a schedule or tensor that a stage branches on.
-    """
+    """Hyper-parameters of all parameters on a device, and their coefficients."""
 
     def __init__(
         self,
@@ -79,14 +70,9 @@ class DeviceNumbers:
         return StepScalars(item.hypers, found, count + 1.0, Scalars.DEVICE)
 
     def coefficients(self, hypers: tuple[Any, ...], count: Tensor) -> tuple[Any, ...]:
-        """Return the coefficients of every stage for the step after ``count`` steps.
+        """Return the coefficients of the step after ``count`` steps, as 0-d float64 tensors.
 
-        Args:
-            hypers: of a parameter.
-            count: a 0-d integer tensor on the device.
-
-        Returns:
-            One Coefficients per stage, with 0-d float64 tensors.
+        ``count`` is a 0-d integer tensor on the device.
         """
         own = self._groups[self._places[id(hypers)]]
         step = count.to(torch.float64) + 1
@@ -112,13 +98,8 @@ class DeviceNumbers:
     def fill(self, hypers: Sequence[tuple[Any, ...]], slots: Sequence[InputHypers]) -> str | None:
         """Write the values of other hyper-parameters to the device.
 
-        Args:
-            hypers: of each parameter.
-            slots: the same, with a slot for each scalar.
-
-        Returns:
-            None on success. Otherwise nothing has changed, and the text says which change is not
-            only another value.
+        If a change is not only another value, nothing is written, and the text that is returned
+        says which change it is.
         """
         groups = _once(slots)
         if list(map(_kinds, groups)) != list(map(_kinds, self._groups)):
@@ -183,11 +164,7 @@ def _check_device(slot: HyperInput, device: torch.device) -> None:
 
 
 def first_value(name: str, schedule: Schedule) -> float:
-    """Return a schedule's value before the first step, without reading the step count.
-
-    Raises:
-        ValueError: the schedule reads the value of its argument.
-    """
+    """Return a schedule's value before the first step, without reading the step count."""
     mode = fake_tensor_mode(allow_non_fake_inputs=True)
     try:
         with mode:

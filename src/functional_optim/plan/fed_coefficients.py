@@ -26,13 +26,9 @@ class Evaluation(Enum):
     SYMBOLS = "on symbols, which are the numbers that a rule gets"
     ITEMS = "on tensors, whose numbers are then taken out"
     TENSORS = "on tensors, which a rule gets as they are"
-    REDUCED = "on tensors, each the result of a reduction"
 
 
 INTERPRETED = (Evaluation.SYMBOLS, Evaluation.ITEMS)
-COMPILED = (Evaluation.REDUCED,)
-"""Inductor computes symbols in single precision, so it gets tensors. It would also compute a power
-for each element, inside the loop. The result of a reduction is computed before the loop."""
 ON_DEVICE = (Evaluation.TENSORS,)
 
 
@@ -65,18 +61,7 @@ def next_step(way: Evaluation, steps: Tensor) -> Any:
 def coefficients(
     stage: Stage, hyper: Any, way: Evaluation, fed: Mapping[str, Any], step: Any
 ) -> Any:
-    """Return the coefficients of a stage: stand-ins for scalars, and static choices as they are.
-
-    Args:
-        stage: one of the chain.
-        hyper: its Hyper, with slots.
-        way: to compute the coefficients.
-        fed: a stand-in for each input, by name.
-        step: a stand-in for the number of the step.
-
-    Raises:
-        UntraceableError: a static choice that depends on an input.
-    """
+    """Return the coefficients of a stage: stand-ins for scalars, and static choices as they are."""
     plain = to_floats(
         call_coefficients(stage, 1.0, fill_inputs(hyper, lambda slot: slot.nonzero_value))
     )
@@ -89,11 +74,7 @@ def coefficients(
         """Return a scalar as a rule gets it."""
         if not isinstance(now, Tensor):
             return torch.sym_float(now)
-        if way is Evaluation.TENSORS:
-            return now
-        if way is not Evaluation.REDUCED:
-            return now.item()
-        return now if any(now is one for one in fed.values()) else _computed_once(now)
+        return now if way is Evaluation.TENSORS else now.item()
 
     return coefficients_class(
         *(
@@ -113,11 +94,6 @@ def _joined(label: str, number: Callable[[Any], Any], kind: Any, plain: Any, now
     if type(now) is type(plain) and now == plain:
         return plain
     raise UntraceableError(f"{label} is a choice ({plain!r}), and changes with what is fed")
-
-
-def _computed_once(number: Tensor) -> Tensor:
-    """Return the scalar as the result of a reduction: Inductor unrolls one of < 8 elements."""
-    return number.expand(16).amax()
 
 
 def choose(

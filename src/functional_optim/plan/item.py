@@ -28,10 +28,8 @@ class Item(NamedTuple):
 def next_step(step: Tensor, device: torch.device | None = None) -> float | Tensor:
     """Return the number of the next step: a float, or a tensor inside torch.func transforms.
 
-    Args:
-        step: the step count.
-        device: of the parameter. A batched number is moved there, because torch mixes CPU tensors
-            with tensors on other devices only if they are 0-d.
+    A batched number is moved to the device of the parameter, because torch mixes CPU tensors with
+    tensors on other devices only if they are 0-d.
     """
     if torch.compiler.is_compiling():  # the same graph runs all steps
         return step.to(torch.float64) + 1.0
@@ -44,15 +42,7 @@ def next_step(step: Tensor, device: torch.device | None = None) -> float | Tenso
 def coefficients_at(
     stages: Sequence[Stage], hypers: tuple[Any, ...], step: float | Tensor
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the hyper-parameters and the coefficients of every stage for a step.
-
-    Args:
-        hypers: of a leaf, before schedules are evaluated.
-        step: the number of the step, from 1.
-
-    Raises:
-        ValueError: a hyper-parameter is out of bounds; or coefficients have no finite value.
-    """
+    """Return the hyper-parameters and the coefficients of every stage for a step."""
     number: Any = step  # stages expect a float; inside torch.func it is a tensor
     resolved = tuple(
         resolve(stage.name, stage.bounds, stage.check, hyper, step)

@@ -36,10 +36,7 @@ def update(
     measured: Sequence[Tensor] = (),
     scalars_of: Callable[[Item], StepScalars] | None = None,
 ) -> list[tuple[Tensor, LeafState]]:
-    """Return new parameters and states. They share no memory with the items, which do not change.
-
-    Arguments as for :func:`update_`.
-    """
+    """Return new parameters and states, which share no memory with the items."""
     check_not_captured(item.param for item in items)
     measured = complete(stages, executor, items, measured)
     before, items = items, on_this_rank(stages, executor, items)
@@ -83,9 +80,8 @@ def update_(
 ) -> None:
     """Step in place, with interrupts deferred.
 
-    Args:
-        scalars_of: returns the coefficients of an item; None to compute them on the host, which a
-            CUDA graph cannot capture.
+    ``scalars_of`` returns the coefficients of an item; None to compute them on the host, which a
+    CUDA graph cannot capture.
     """
     # This includes ``with`` statements: an interrupt at the end of one could leave autograd off.
     defer_interrupts(_update_now, stages, executor, items, measured, scalars_of)
@@ -113,16 +109,7 @@ def prepare(
     *,
     counts: bool = True,
 ) -> Callable[[], None]:
-    """Bind the step of :func:`update_`. All errors are raised now.
-
-    Args:
-        stages, executor, items, measured, scalars_of: as for :func:`update_`.
-        counts: True if the step counts increase.
-
-    Raises:
-        RuntimeError: the stages do not support a sparse gradient; a CUDA graph is being captured.
-        KernelError: the executor cannot step an item.
-    """
+    """Bind the step of :func:`update_`. All errors are raised now."""
     with torch.no_grad():
         measured = complete(stages, executor, items, measured, scalars_of)
     entered = defer_interrupts(_enter, stages, executor, items, scalars_of, measured)
@@ -135,12 +122,7 @@ def require(
     items: Sequence[Item],
     scalars_of: Callable[[Item], StepScalars],
 ) -> None:
-    """Raise RuntimeError or KernelError if an executor cannot step leaves like these.
-
-    Args:
-        stages, executor, scalars_of: as for :func:`prepare`.
-        items: leaves, one of each kind.
-    """
+    """Raise RuntimeError or KernelError if an executor cannot step items like these."""
     defer_interrupts(_enter, stages, executor, items, scalars_of, ())
 
 
@@ -151,11 +133,7 @@ def totals(
     scalars_of: Callable[[Item], StepScalars] | None,
     measured: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Return the totals of all measured stages of a step, for a caller that steps items in parts.
-
-    Args:
-        stages, executor, items, scalars_of: as for :func:`prepare`, with the same errors.
-    """
+    """Return the totals of all measured stages, for a caller that steps items in parts."""
     with torch.no_grad():
         found = complete(stages, executor, items, measured, scalars_of)
     seen = _enter(stages, executor, items, scalars_of, measured).seen

@@ -54,18 +54,6 @@ class BetweenRuns(NamedTuple):
     """Call after the runs of some leaves, and before the runs of all other leaves.
 
     Runs are of different leaves, so their order changes no result.
-
-    Example::
-
-        >>> import torch
-        >>> params = [torch.ones(2), torch.ones(2, 2)]
-        >>> said = []
-        >>> between = BetweenRuns(lambda param: param.dim() == 2, lambda: said.append("sent"))
-        >>> runs = [lambda: said.append("vector"), lambda: said.append("matrix")]
-        >>> for call in between.ordered(runs, [(0,), (1,)], params):
-        ...     call()
-        >>> said
-        ['matrix', 'sent', 'vector']
     """
 
     is_first: Callable[[Tensor], bool]
@@ -78,11 +66,7 @@ class BetweenRuns(NamedTuple):
         members: Sequence[Sequence[int]],
         params: Sequence[Tensor],
     ) -> list[Callable[[], object]]:
-        """Return all runs and the call, in order.
-
-        Args:
-            members: for each run, the indices of its leaves.
-        """
+        """Return all runs and the call, in order."""
         first = [any(self.is_first(params[k]) for k in own) for own in members]
         return [*compress(runs, first), self.call, *compress(runs, map(not_, first))]
 
@@ -129,13 +113,7 @@ def step_leaves(
 
 
 def check_leaf(leaf: StepLeaf, grad: Any, fields: FieldsOf = fields_of) -> None:
-    """Raise TypeError or ValueError if a parameter, its gradient or its state does not fit.
-
-    Args:
-        leaf: the parameter, with its state.
-        grad: its gradient, or None.
-        fields: as for :func:`check_leaf_state`.
-    """
+    """Raise TypeError or ValueError if a parameter, its gradient or its state does not fit."""
     check_param(leaf.param, leaf.name)
     if grad is not None:
         check_grad(leaf.param, grad, leaf.name)
@@ -152,15 +130,7 @@ def check_leaf(leaf: StepLeaf, grad: Any, fields: FieldsOf = fields_of) -> None:
 def states_by_name(
     optimizer: Chain, params: Mapping[str, Tensor], state: State
 ) -> dict[str, LeafState]:
-    """Return the state of each parameter.
-
-    Args:
-        params: the parameters by name.
-        state: of a dict of these parameters.
-
-    Raises:
-        TypeError, ValueError: the state does not fit the parameters or the optimizer.
-    """
+    """Return the state of each parameter."""
     names, spec = flatten({name: name for name in params}, "")
     states = dict(zip(names, leaf_states(spec, state), strict=True))
     check_shared(optimizer, state.shared)
@@ -179,12 +149,7 @@ def decide(
     extra: Mapping[str, Any],
     rows: Rows | None = None,
 ) -> Decision:
-    """Decide a step; arguments as for :class:`Decision`.
-
-    Raises:
-        FloatingPointError, TypeError, ValueError: a total, or an input besides the gradients, does
-            not fit; a stage refuses the step.
-    """
+    """Decide a step; arguments as for :class:`Decision`."""
     if measured:
         check_measured([link.stage for link in links], measured)
     if extra:
@@ -202,12 +167,7 @@ def decide_pure(
     extra: Mapping[str, Any],
     rows: Rows | None = None,
 ) -> Decision:
-    """Decide a pure step; arguments as for :func:`decide`.
-
-    Raises:
-        FloatingPointError, TypeError, ValueError: as for :func:`decide`.
-        RuntimeError: a stage has no derivative, and torch.func or autograd follows an argument.
-    """
+    """Decide a pure step; arguments as for :func:`decide`."""
     if any([not stage.differentiable for stage in optimizer.stages]):  # noqa: C419  is traced
         numbers = [*measured, *state_tensors(getattr(shared, "stages", ()))]
         for leaf, grad in zip(leaves.leaves, leaves.grads, strict=True):
@@ -253,10 +213,8 @@ def _copied(state: Any) -> Any:
 def shared_after(shared: Any, numbers: Sequence[Any], opened: Collection[int]) -> Any:
     """Return the shared scalars after a pure step, as new tensors.
 
-    Args:
-        shared: the shared scalars before the step.
-        numbers: the shared scalars of every link, after the step.
-        opened: the indices of the gates that opened.
+    ``numbers`` has the shared scalars of every link after the step, ``opened`` the indices of the
+    gates that opened.
     """
     if not isinstance(shared, Shared):
         return shared
@@ -271,12 +229,7 @@ def shared_after(shared: Any, numbers: Sequence[Any], opened: Collection[int]) -
 def bind(
     executor: Executor, decided: Decision, shared: Any, between: BetweenRuns | None = None
 ) -> Callable[[], None]:
-    """Bind a step in place, and return the function that runs it.
-
-    Args:
-        shared: the shared scalars, which the step writes to.
-        between: a call between the runs of the step.
-    """
+    """Bind a step in place, and return the function that runs it."""
     runs = [prepare(executor, decided, run) for run in decided.end.runs]
     if between is not None:
         params = [leaf.param for leaf in decided.leaves]
@@ -321,14 +274,7 @@ def run_all(
     opened: Sequence[int],
     shared: Any,
 ) -> None:
-    """Run a validated step.
-
-    Args:
-        steps: the function of each run.
-        numbers: the shared scalars of every link, after the step.
-        opened: the indices of the gates that opened.
-        shared: the shared scalars, which the step writes to.
-    """
+    """Run a validated step."""
     for step in steps:
         step()
     if isinstance(shared, Shared):

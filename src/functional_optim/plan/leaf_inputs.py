@@ -35,14 +35,7 @@ def input_names(links: Links) -> frozenset[str]:
 def flatten_inputs(
     links: Links, spec: optree.PyTreeSpec, leaves: Sequence[StepLeaf], extra: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the inputs, with inputs per leaf as lists (one entry for each leaf) instead of trees.
-
-    Args:
-        extra: the inputs, as the caller passed them.
-
-    Raises:
-        ValueError: a different tree, or a tensor where the parameter is None.
-    """
+    """Return the inputs, with inputs per leaf as lists instead of trees."""
     names = input_names(links).intersection(extra) if extra else ()
     if not names:
         return extra
@@ -66,10 +59,6 @@ class LeafInputs:
 
     Args:
         extra: all inputs by name; inputs per leaf are lists with a tensor or None for each leaf.
-
-    Raises:
-        TypeError: a value that is not a tensor.
-        ValueError: a tensor whose shape, dtype or device differs from its parameter's.
     """
 
     def __init__(self, links: Links, leaves: Sequence[StepLeaf], extra: Mapping[str, Any]) -> None:
@@ -113,15 +102,7 @@ class LeafInputs:
                 )
 
     def refuse_held(self, gate: Stage, behind: Sequence[Stage]) -> None:
-        """Refuse an input that would be lost at a closed gate, which keeps only gradients.
-
-        Args:
-            gate: the closed gate.
-            behind: the stages after the gate, which do not run.
-
-        Raises:
-            ValueError: one of these stages takes an input of this step.
-        """
+        """Refuse an input that would be lost at a closed gate, which keeps only gradients."""
         for name, stage in _taken_by(behind).items():
             if name in self._given:
                 raise ValueError(
@@ -178,13 +159,7 @@ def copy_inputs(stages: Sequence[Stage], items: Sequence[Item]) -> list[Item]:
 def rows_with_inputs(
     stages: Sequence[Stage], rows: Sequence[LeafPositions], names: Collection[str], start: int
 ) -> list[LeafPositions]:
-    """Return positions of leaves, with the positions of inputs in the states of the stages.
-
-    Args:
-        rows: the positions, with a state for each of these stages.
-        names: of the inputs of the step.
-        start: the position of the first input. The other inputs follow, leaf by leaf.
-    """
+    """Return positions of leaves, with the positions of inputs in the states of the stages."""
     at, found = count(start), []
     for row in rows:
         states: list[Any] = []

@@ -75,13 +75,8 @@ def rows_of(
     """Return the positions of leaves' tensors in a list.
 
     Return None if the list lacks a tensor, or contains a tensor twice: in the next step, these may
-    be two tensors.
-
-    Args:
-        items: the leaves: objects with a ``param``, a ``state`` and a ``name``.
-        tensors: parameters, gradients, state, step counts, and other listed tensors.
-        grads: positions of the gradients. They are not searched: two leaves with the same gradient
-            now may have different gradients in the next step.
+    be two tensors. Positions of gradients are given, not searched: two leaves with the same
+    gradient now may have different gradients in the next step.
     """
     grads = list(grads)
     of_grads = set(grads)  # a gradient may be the parameter itself

@@ -56,9 +56,6 @@ def on_this_rank(
 
     Other chains get DTensors unchanged, if the executor takes them. Complex DTensors are refused,
     because writes to the real view of uneven shards are lost.
-
-    Raises:
-        ValueError: names a DTensor that the chain or the executor cannot step.
     """
     if not any(is_dtensor(item.param) for item in items):
         return items
@@ -73,11 +70,7 @@ def on_this_rank(
 
 
 def shard_of(item: Item) -> Item:
-    """Return the item of this rank's shard of a DTensor.
-
-    Raises:
-        ValueError: a gradient, or a state, that does not fit the parameter.
-    """
+    """Return the item of this rank's shard of a DTensor."""
     param, name = item.param, item.name
     assert is_dtensor(param)
     check_placements(param, f"parameter at {name!r}")

@@ -125,9 +125,8 @@ class StepLayout:
     def holds(self, tensors: list[Any], *, in_place: bool) -> bool:
         """Return True if all tensors have these layouts.
 
-        Args:
-            in_place: True to check also that the step may write to its tensors, and that no written
-                tensor shares memory with another one.
+        For a step in place, also check that the step may write to its tensors, and that no written
+        tensor shares memory with another one.
         """
         layout = self._layout
         there = layout.locate(tensors) is not None if in_place else layout.hold(tensors)
@@ -152,11 +151,7 @@ class MemoryGuard:
         """Layouts and addresses of views that are not dense, or without addresses."""
 
     def hold(self, tensors: list[Tensor]) -> bool:
-        """Return True if each tensor is the same memory, shape, strides and dtype as its view.
-
-        Args:
-            tensors: one for each view.
-        """
+        """Return True if each tensor is the same memory, shape, strides and dtype as its view."""
         if self._pointers is not None:
             return self.layout.locate(tensors) == self._pointers
         return self._memory is not None and self._memory_of(tensors) == self._memory

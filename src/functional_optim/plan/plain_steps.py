@@ -84,12 +84,7 @@ class PlainSteps:
         return self.layout is None or self.layout.holds(tensors, in_place=False)
 
     def prepare(self, given: StepInputs, *, in_place: bool, begins: bool) -> PreparedStep | None:
-        """Bind every run; return None if one of them has no plan.
-
-        Args:
-            given: without shared scalars and extra inputs.
-            in_place, begins: as for :meth:`PlannedSteps.prepare`.
-        """
+        """Bind every run; return None if one of them has no plan."""
         tensors = given.tensors if in_place else copy_where(given.tensors, self._written)
         every, runs = [*tensors, *given.grads], []
         if self.layout is not None and not self.layout.holds(every, in_place=in_place):
@@ -112,8 +107,7 @@ class PlainSteps:
     def addends(self, given: StepInputs) -> tuple[list[Tensor], Tensor] | None:
         """Return each leaf's addend to the first total, and a zero addend.
 
-        Returns:
-            None if each leaf must be reduced alone, or if a total is known.
+        The result is None if each leaf must be reduced alone, or if a total is known.
         """
         if given.measured:
             return None
@@ -130,11 +124,7 @@ class PlainSteps:
         return None
 
     def plan(self, tensors: list[Any], leaves: StepLeaves) -> bool:
-        """Plan all runs; return False if no plan takes the tensors of such steps.
-
-        Args:
-            leaves: checked.
-        """
+        """Plan all runs; return False if no plan takes the tensors of such steps."""
         every = [*tensors, *leaves.grads]
         rows = [_rows(leaves, tensors, run.part.members) for run in self.end.runs]
         if self._failed >= TRIES:

@@ -77,11 +77,7 @@ step_inputs, prepared_step = from_fields(StepInputs), from_fields(PreparedStep)
 
 
 def copy_where(tensors: list[Any], moved: Sequence[bool]) -> list[Any]:
-    """Return a list with copies of some tensors.
-
-    Args:
-        moved: for each tensor, True to copy it. Tensors after the end of ``moved`` are not copied.
-    """
+    """Return a list with copies of some tensors."""
     found, given = tensors.copy(), list(compress(tensors, moved))
     for k, one in zip(compress(count(), moved), foreach_clone(given) if given else (), strict=True):
         found[k] = one
@@ -116,11 +112,7 @@ class PlannedRun(NamedTuple):
     def prepare(
         self, run: StageRun, decided: Decision, tensors: list[Any], numbers: Numbers
     ) -> Callable[[], object] | None:
-        """Bind the run and raise all errors; None if the plan does not fit.
-
-        Args:
-            run: to be bound.
-        """
+        """Bind the run and raise all errors; None if the plan does not fit."""
         part, made = run.part, []
         if self.has_inputs and decided.inputs is not None:
             tensors = [*tensors, *decided.inputs.copies(part)]
@@ -150,12 +142,7 @@ def bind_runs(
     *,
     may_begin: bool,
 ) -> list[Callable[[], object]] | None:
-    """Bind all runs of a step, and return their functions; None if a plan does not fit.
-
-    Args:
-        plans: the plan of each run, and the counts of its leaves.
-        may_begin: True if the state of leaves before their first step is valid.
-    """
+    """Bind all runs of a step, and return their functions; None if a plan does not fit."""
     runs = []
     for (one, numbers), run in zip(plans, decided.end.runs, strict=True):
         gate = None if run.is_step else run.gates[-1][0]

@@ -76,13 +76,8 @@ class PlannedSteps:
     ) -> PreparedStep | None:
         """Return a validated step, ready to run; None if no plan fits.
 
-        Args:
-            in_place: False to step copies.
-            begins: True if the state of leaves before their first step was created for this step.
-
-        Raises:
-            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing has
-                changed.
+        A step that is not in place steps copies. ``begins`` is True if the state of leaves before
+        their first step was created for this step.
         """
         known = self._masks.get(mask_of(given.grads))
         if known is None:
@@ -110,11 +105,7 @@ class PlannedSteps:
             self._options.written.after(shared, prepared.numbers)
 
     def plan(self, tensors: list[Any], leaves: StepLeaves) -> bool:
-        """Plan a plain step before it runs; return False if the step is not plain.
-
-        Args:
-            leaves: checked.
-        """
+        """Plan a plain step before it runs; return False if the step is not plain."""
         if leaves.outline.plain is None or is_transforming():
             return False
         with self._planning:
@@ -137,15 +128,7 @@ class PlannedSteps:
         """Decide a step, plan its runs if it is not plain, and bind it by these plans.
 
         The state of leaves before their first step was created for this step. The caller turns
-        autograd off.
-
-        Args:
-            leaves: checked.
-            decide: makes the Decision.
-            in_place: False to step copies.
-
-        Returns:
-            The Decision, and the step; None, with nothing changed, if no plan fits.
+        autograd off. The step is None, with nothing changed, if no plan fits.
         """
         with self._planning:
             known = self._decided_for(tensors, leaves, in_place=in_place)
@@ -165,8 +148,8 @@ class PlannedSteps:
     ) -> DecidedSteps | None:
         """Return the plans of a step that needs a Decision, new or known.
 
-        Returns:
-            None if no plan can step the leaves: they are not plain tensors, or share memory.
+        The result is None if no plan can step the leaves: they are not plain tensors, or share
+        memory.
         """
         if leaves.outline.plain is not None or is_transforming():
             return None

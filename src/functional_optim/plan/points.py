@@ -80,9 +80,6 @@ class _Passage(NamedTuple):
 
         The leaves have no gradient, no gate gave them an earlier one, and none of their gates
         before this one is closed.
-
-        Args:
-            closed: the indices of the gates that are closed in this step.
         """
         if self.cohort.has_gradients or self.is_late or place not in self.cohort.places:
             return False
@@ -183,11 +180,7 @@ class Outline:
         ]
 
     def taken(self, part: LeafPart, measured: Sequence[Any]) -> list[Any] | None:
-        """Return the known totals that a run of a plain step needs; None for other parts.
-
-        Args:
-            measured: the totals of the first stages that need a total.
-        """
+        """Return the known totals that a run of a plain step needs; None for other parts."""
         for own, numbers in self._taken:
             if own is part:
                 return [measured[k] for k in numbers if k < len(measured)]
@@ -196,12 +189,10 @@ class Outline:
     def after(
         self, point: Point, *, is_open: bool = True, late: tuple[tuple[int, ...], ...] = ()
     ) -> Point | End:
-        """Return the next point or end, after a point.
+        """Return the next point or end, after a point, which is a closed gate unless ``is_open``.
 
-        Args:
-            is_open: False if the point is a gate that is closed.
-            late: for each entry of ``missing``, the leaves for which the gate kept a gradient;
-                empty if there are none.
+        ``late`` has for each entry of ``missing`` the leaves for which the gate kept a gradient; it
+        is empty if there are none.
         """
         found = point.after.get((is_open, late))
         if found is None:
@@ -248,10 +239,8 @@ def does_wait(
 ) -> bool:
     """Return True if a step needs a Decision before its first run.
 
-    Args:
-        chains: for each chain of a stepped leaf, the indices of its links.
-        shares: True if the optimizer has shared scalars.
-        sharded: True if totals are summed over ranks.
+    ``chains`` has the indices of the links for each chain of a stepped leaf; ``sharded`` is True if
+    totals are summed over ranks, as for DTensors.
     """
     if shares or any(stage.inputs for stage in stages):
         return True

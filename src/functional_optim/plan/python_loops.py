@@ -176,7 +176,6 @@ PYTHON_LOOPS = PythonLoops()
 def loops_for(count: int) -> Any:
     """Return the native loops if they are loaded, else the Python loops.
 
-    Args:
-        count: number of tensors. For many tensors, the compiler is started in the background.
+    For many tensors, the compiler is started in the background.
     """
     return LOOPS.loaded or LOOPS.get(count) or PYTHON_LOOPS

@@ -22,11 +22,7 @@ class RealViews:
 
     @classmethod
     def among(cls, rows: Sequence[Sequence[int]], tensors: Sequence[Any]) -> Self | None:
-        """Find the complex tensors of leaves; return None if there are none.
-
-        Args:
-            rows: for each leaf, the positions of its parameter, gradient and state in the list.
-        """
+        """Find the complex tensors of leaves; return None if there are none."""
         positions = sorted({k for row in rows for k in row if tensors[k].is_complex()})
         return cls(positions, [grad for _, grad, *_ in rows]) if positions else None
 

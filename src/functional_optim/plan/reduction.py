@@ -26,8 +26,7 @@ def complete(
 ) -> Sequence[Tensor]:
     """Return the totals of all measured stages if there are shards, else ``measured``.
 
-    Executors do not sum over ranks. Arguments as for
-    :func:`functional_optim.plan.item_steps.update_`.
+    Executors do not sum over ranks.
     """
     places = [place for place, stage in enumerate(stages) if is_measured(stage)]
     if len(measured) >= len(places) or not any(is_dtensor(item.param) for item in items):
@@ -55,19 +54,10 @@ def reduced(
     scalars_of: Callable[[Item], StepScalars],
     sums: RankSums | None = None,
 ) -> Tensor:
-    """Return what these items add to the total, or totals, of the last stage.
+    """Return what these items add to the total, or totals, of the last of some stages.
 
-    Args:
-        stages: up to the stage that needs the total.
-        executor: computes the total of a measured stage.
-        items: that reach this stage.
-        measured: the totals of the measured stages before it.
-        scalars_of: returns the coefficients of an item.
-        sums: collects what shards add; the caller then reduces it over all ranks. None to reduce
-            here.
-
-    Returns:
-        A 0-d float64 tensor; a vector for a stage with ``reduce``.
+    ``sums`` collects what shards add; the caller then reduces it over all ranks. None reduces here.
+    The result is a 0-d float64 tensor; a vector for a stage with ``reduce``.
     """
     check_not_captured(item.param for item in items)
     parts: dict[Any, list[Item]] = {}

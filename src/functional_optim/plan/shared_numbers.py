@@ -23,14 +23,7 @@ from functional_optim.core.state_init import zero_count
 
 
 def initial_shared(optimizer: Chain, chains: Iterable[LeafChain] = ()) -> Any:
-    """Return the initial ``State.shared``.
-
-    Args:
-        chains: of its leaves. Overrides may change the hyper-parameters of the links.
-
-    Raises:
-        ValueError: leaves differ in a hyper-parameter that shared scalars depend on.
-    """
+    """Return the initial ``State.shared``."""
     if not has_shared_state(optimizer.links, optimizer.overrides):
         return ()
     links = with_common_hypers(optimizer.links, list({id(one): one for one in chains}.values()))
@@ -111,33 +104,12 @@ def check_shared(optimizer: Chain, shared: Any) -> None:
     if any(gates) and [isinstance(one, Tensor) for one in shared.opened] != gates:
         raise ValueError(
             "state.shared.opened must say how often each gate has opened, got "
-            f"{format_value(shared.opened)}: it is the state of another optimizer, or of an "
-            "earlier version; make one step by update(), whose state says it"
+            f"{format_value(shared.opened)}: it is the state of another optimizer; use init(params)"
         )
 
 
-def with_opened(links: Links, shared: Any) -> Any:
-    """Return shared scalars that include how often each gate opened.
-
-    The state of an earlier version lacks this. There, schedules counted calls, so the number of
-    calls is used.
-    """
-    if not isinstance(shared, Shared) or shared.opened:
-        return shared
-    gates = [link.stage.gate is not None for link in links]
-    return shared._replace(opened=tuple(shared.step if gate else () for gate in gates))
-
-
 def common_hyper(stage: Stage, hypers: Sequence[Any]) -> Any:
-    """Return the hyper-parameters that the shared scalars of a stage are computed with.
-
-    Args:
-        stage: with shared scalars.
-        hypers: of each chain that the stage acts in; at least one.
-
-    Raises:
-        ValueError: leaves differ in a hyper-parameter that the scalars depend on.
-    """
+    """Return the hyper-parameters that the shared scalars of a stage are computed with."""
     first = hypers[0]
     for other in hypers[1:]:
         for name in first._fields if stage.shared_by is None else stage.shared_by:
@@ -153,14 +125,7 @@ def common_hyper(stage: Stage, hypers: Sequence[Any]) -> Any:
 
 
 def with_common_hypers(links: Links, chains: Sequence[LeafChain]) -> Links:
-    """Return links, with the hyper-parameters of the leaves for links with shared scalars.
-
-    Args:
-        chains: of the leaves, each once.
-
-    Raises:
-        ValueError: leaves differ in a hyper-parameter that the scalars depend on.
-    """
+    """Return links, with the hyper-parameters of the leaves for links with shared scalars."""
     changed = list(links)
     for place, (stage, hyper, *_) in enumerate(links):
         if stage.combine is None:
@@ -263,11 +228,7 @@ def _unwrapped(value: Tensor) -> Tensor:
 def combined(
     stage: Stage, before: Any, totals: Sequence[Any], hyper: Any, given: Mapping[str, Any]
 ) -> Any:
-    """Return the shared scalars of a stage for this step.
-
-    Raises:
-        TypeError: an input is missing, or ``combine`` returned another type.
-    """
+    """Return the shared scalars of a stage for this step."""
     assert stage.combine is not None
     own = {}
     for name in stage.extra:

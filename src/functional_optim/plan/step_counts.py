@@ -35,9 +35,7 @@ def is_step_count(value: Any) -> TypeGuard[Tensor]:
 def makes_first_run(numbers: Numbers, gate: int | None) -> bool:
     """Return True if the last stages of a run have not run for some leaves.
 
-    Args:
-        numbers: the step and gate counts of the leaves.
-        gate: the number of the gate at which the run ends; None if it ends with the step.
+    ``gate`` is the number of the gate at which the run ends; None if it ends with the step.
     """
     for _, step, gates in numbers:  # noqa: SIM110  a generator is two calls more
         if step == 1.0 if gate is None else gates[gate][0] == 0:
@@ -61,13 +59,7 @@ class _Class(NamedTuple):
 
 
 class CountClasses:
-    """Classes of leaves with the same chain and the same counts. It holds no tensor.
-
-    Args:
-        rows: the positions of leaves with the same stages.
-        groups: for each leaf, the number of its chain.
-        tensors: the list of a step, with the counts that define the classes.
-    """
+    """Classes of leaves with the same chain and the same counts. It holds no tensor."""
 
     def __init__(
         self, rows: Sequence[LeafPositions], groups: Sequence[int], tensors: list[Tensor]
@@ -102,12 +94,7 @@ class CountClasses:
     def at_gates(
         self, tensors: list[Tensor], numbers: Numbers, gates: Sequence[tuple[int, bool, bool]]
     ) -> None:
-        """Update the counts at the gates of a run.
-
-        Args:
-            numbers: the counts before the step.
-            gates: of the run.
-        """
+        """Update the counts at the gates of a run."""
         loops = LOOPS.loaded or loops_for(len(self.groups))
         for one, (_, _, before) in zip(self._classes, numbers, strict=True):
             for k, passed, counted in gates:

@@ -87,12 +87,9 @@ class StepLeaves(NamedTuple):
     ) -> "StepLeaves":
         """Return leaves with the outline of their step.
 
-        Args:
-            grads: the gradient of each leaf, or None.
-            shares: True if the optimizer has shared scalars.
-            groups: for each leaf, the number of its chain; by default, chains are numbered in the
-                order of the leaves.
-            chains: all chains by number, also those of leaves on other ranks.
+        ``groups`` has the number of the chain of each leaf; by default, chains are numbered in the
+        order of the leaves. ``chains`` are all chains by number, also those of leaves on other
+        ranks.
         """
         if groups is None:
             own = {id(leaf.chain): leaf.chain for leaf in leaves}

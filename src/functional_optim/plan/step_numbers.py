@@ -27,12 +27,7 @@ from functional_optim.plan.step_leaves import GateNumbers, StepLeaves
 
 
 class StepNumbers:
-    """Hyper-parameters and coefficients of one step, shared by leaves with equal chains and counts.
-
-    Args:
-        shared: the shared scalars before the step.
-        links: number of links of the optimizer.
-    """
+    """Hyper-parameters and coefficients of one step, for leaves with equal chains and counts."""
 
     def __init__(self, leaves: StepLeaves, shared: Any, links: int) -> None:
         self._chains, self._groups = leaves.chains, leaves.groups
@@ -51,9 +46,8 @@ class StepNumbers:
     def global_step(self, gate: int | None, device: torch.device | None = None) -> float | Tensor:
         """Return the number of this step for the stages after a gate.
 
-        Args:
-            gate: its index; None for the stages before the first gate, which count all calls.
-            device: to which batched counts are moved.
+        Without a gate, it is the number for the stages before the first gate, which count all
+        calls.
         """
         before = self._before
         if not isinstance(before, Shared):
@@ -105,13 +99,7 @@ class StepNumbers:
     def of(
         self, part: LeafPart, group: int, step: float | Tensor, counts: GateNumbers
     ) -> StepScalars:
-        """Return the coefficients of the stages of leaves.
-
-        Args:
-            group: the number of their chain.
-            step: the number of the step.
-            counts: their counts at gates.
-        """
+        """Return the coefficients of the stages of leaves."""
         hypers = self._hypers.get((group, part.at)) or self.hypers_of(part, group)
         return self._numbers(part, hypers, step, counts)
 

@@ -284,11 +284,7 @@ class StepPlan:
         return self._rows[k].leaf(tensors, numbers)
 
     def _others_hold(self, tensors: list[Tensor], may_begin: bool) -> bool:
-        """Return True if the plan is still valid for the leaves that are stepped alone.
-
-        Args:
-            may_begin: True if this may be the first step of a leaf.
-        """
+        """Return True if the plan is still valid for the leaves that are stepped alone."""
         alone = [tensors[k] for k in self._alone]
         if not all(isinstance(one, Tensor) for one in alone) or kinds_of(alone) != self._kinds:
             return False
@@ -326,11 +322,7 @@ class StepPlan:
         hypers: Sequence[tuple[Any, ...]],
         numbers: Numbers | None,
     ) -> tuple[list[Item], Callable[[Item], StepScalars] | None]:
-        """Return leaves as items of the engine, and a function that returns their coefficients.
-
-        Raises:
-            TypeError, ValueError: a gradient that does not fit.
-        """
+        """Return leaves as items of the engine, and a function that returns their coefficients."""
         if numbers is not None:
             hypers = [made.hypers for made in numbers]
         items = [self._rows[k].item(tensors, hypers[self._groups[k]]) for k in indices]

@@ -47,13 +47,7 @@ class Totals:
         measured: Sequence[Tensor],
         leaf: Callable[[int, StepScalars], Leaf],
     ) -> Sequence[Tensor]:
-        """Return all totals, if every leaf is in a chunk. The caller turns autograd off.
-
-        Args:
-            numbers: for each chunk, the coefficients of this step.
-            gradients: of all leaves, in their order.
-            leaf: returns the leaf at a position, with the tensors and coefficients that stages get.
-        """
+        """Return all totals, if every leaf is in a chunk. The caller turns autograd off."""
         is_first = self.count == 1 and not measured
         kinds = partial(self._leaf_of_each_kind, numbers, leaf)
         if is_first and self._unchanged.find(numbers, kinds).gradients:

@@ -64,9 +64,8 @@ class Tree(NamedTuple):
 def tree_of(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
     """List the arguments of a step; None if structures differ, or if a tensor is not plain.
 
-    Args:
-        in_place: True for a step in place, which builds no new tree. A dict and an OrderedDict with
-            the same keys then count as the same structure.
+    A step in place builds no new tree. A dict and an OrderedDict with the same keys then count as
+    the same structure.
     """
     params, grads, state = given
     if not isinstance(state, State):
@@ -171,14 +170,7 @@ class TreeChains:
 
 
 class TreeForm:
-    """Form of a tree (everything except the tensors), and the chains of its leaves.
-
-    Args:
-        optimizer: that made a step.
-        tree: that was stepped.
-        marks: for each leaf of the plans, a value that is equal for leaves of the same chain.
-        positions: of these leaves in the tree.
-    """
+    """Form of a tree (everything except the tensors), and the chains of its leaves."""
 
     def __init__(
         self, optimizer: Chain, tree: Tree, marks: Sequence[Any], positions: Sequence[int]
@@ -211,11 +203,8 @@ class TreeForm:
     def after(self, tree: Tree, tensors: Sequence[Tensor], kept: Iterable[int]) -> tuple[Any, Any]:
         """Return parameters and leaf states after a pure step.
 
-        Args:
-            tree: that was stepped.
-            tensors: the tensors after the step, in the order of the tensors before it.
-            kept: positions of the leaves that did not change. Their states, and those of missing
-                parameters, stay the same objects.
+        ``kept`` has the positions of the leaves that did not change. Their states, and those of
+        missing parameters, stay the same objects.
         """
         structure, start, end = self._states
         left = iter(tensors)
@@ -235,12 +224,7 @@ def _key_of(optimizer: Chain) -> tuple[Any, ...]:
 def params_of(
     optimizer: Chain, params: Any
 ) -> tuple[list[Any], optree.PyTreeSpec, tuple[Path, ...]]:
-    """Flatten and check the parameters for ``init`` or ``bind``: (leaves, spec, paths).
-
-    Raises:
-        TypeError, ValueError: parameters that :meth:`Optimizer.init` refuses, or an override that
-            matches no parameter.
-    """
+    """Flatten and check the parameters for ``init`` or ``bind``: (leaves, spec, paths)."""
     leaves, spec = flatten(params, optimizer.namespace)
     paths = paths_of(spec)
     check_params(leaves, paths)
@@ -263,12 +247,7 @@ def initial_state(optimizer: Chain, params: Any) -> State:
 
 
 def check_in_place(leaves: Sequence[Any], spec: optree.PyTreeSpec, items: Sequence[Any]) -> None:
-    """Raise TypeError or ValueError if a leaf cannot be stepped in place, or occurs twice.
-
-    Args:
-        leaves: all parameters of the tree.
-        items: the leaves to be stepped: objects with name, param and state.
-    """
+    """Raise TypeError or ValueError if a leaf cannot be stepped in place, or occurs twice."""
     check_params(leaves, paths_of(spec))
     check_writable({item.name: item.param for item in items})
     check_writable_state({item.name: item.state for item in items})

@@ -29,7 +29,6 @@ from functional_optim.plan.leaf_inputs import flatten_inputs
 from functional_optim.plan.list_layout import StepLayout
 from functional_optim.plan.planned_runs import PreparedStep, step_inputs
 from functional_optim.plan.planned_steps import PlannedSteps
-from functional_optim.plan.shared_numbers import with_opened
 from functional_optim.plan.step_counts import is_step_count
 from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
 from functional_optim.plan.tree import Given, Tree, TreeForm, check_in_place, planned_tree_of
@@ -43,12 +42,7 @@ _FIXED = {int, float, bool, str, type(None), *PLAIN}
 
 
 class TreeSteps:
-    """Plans of the steps of all trees of one form.
-
-    Args:
-        tree: an example of such a tree.
-        leaves: all leaves of the tree that are not None.
-    """
+    """Plans of the steps of all trees of one form."""
 
     def __init__(
         self, optimizer: Chain, executor: Executor, tree: Tree, leaves: StepLeaves
@@ -83,17 +77,7 @@ class TreeSteps:
         *,
         in_place: bool,
     ) -> PreparedStep | None:
-        """Return a validated step, ready to run; None if no plan fits.
-
-        Args:
-            tree: the arguments of the step.
-            extra: the inputs besides the gradients; inputs per leaf are trees.
-            in_place: False to step copies.
-
-        Raises:
-            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing has
-                changed.
-        """
+        """Return a validated step, ready to run, in place or on copies; None if no plan fits."""
         links, tensors = optimizer.links, tree.tensors
         if extra:
             rows = self.steps.rows
@@ -170,11 +154,7 @@ def _update_new(
 def step_(
     optimizer: Chain, given: Given, measured: Sequence[Tensor], extra: Mapping[str, Any]
 ) -> bool:
-    """Step a tree in place by its plan.
-
-    Returns:
-        False, with nothing changed, if no plan fits.
-    """
+    """Step a tree in place by its plan; return False, with nothing changed, if no plan fits."""
     found = _listed(optimizer, given, in_place=True) if _PLANS else None
     for plan, tree, chains in _plans_for(optimizer, found):
         shared = given[2].shared
@@ -197,8 +177,6 @@ def step(
         if not _have_plain_hypers(chains) or not plan.is_for(tree):
             continue
         shared = given[2].shared
-        if isinstance(shared, Shared):
-            shared = with_opened(optimizer.links, shared)
         with torch.no_grad():
             own = plan.prepare(optimizer, chains, tree, shared, measured, extra, in_place=False)
             if own is not None:
@@ -213,10 +191,7 @@ def update(
 
     Arguments and result as for :meth:`Optimizer.update`.
     """
-    params, grads, state = given
-    if isinstance(state, State):
-        state = state._replace(shared=with_opened(optimizer.links, state.shared))
-        given = params, grads, state
+    params, _, state = given
     leaves, spec, states, read = leaf_by_leaf.step_leaves(optimizer, *given)
     check_not_captured(leaf.param for leaf in read.stepped)
     is_traced = torch.compiler.is_compiling()
@@ -294,15 +269,11 @@ def _is_planned(executor: Executor, leaves: StepLeaves) -> bool:
 def _listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
     """List parameters and state, with a gradient or None for each parameter that is not None.
 
-    Returns:
-        None if no plan can step them.
+    The result is None if no plan can step them.
     """
     if not isinstance(given[2], State):
         return None
-    params, grads, state = given
-    if not in_place and isinstance(state.shared, Shared):
-        state = state._replace(shared=with_opened(optimizer.links, state.shared))
-    tree = planned_tree_of(optimizer, (params, grads, state), in_place=in_place)
+    tree = planned_tree_of(optimizer, given, in_place=in_place)
     if tree is None:
         return None
     mask = mask_of(tree.params)

@@ -27,17 +27,6 @@ class ChainGroups:
     """Parameter groups with one chain each.
 
     The caller's groups are divided where their parameters have different chains.
-
-    Args:
-        groups: of the caller.
-        recipe: builds the optimizer of each worker.
-
-    Raises:
-        TypeError: a stage needs inputs other than gradients, or has shared scalars and acts on some
-            parameters only; or the optimizer lacks an option.
-        ValueError: hyper-parameters of shared scalars differ between groups, or an override selects
-            no parameter.
-        WorkerError: the options of a group give no valid chain.
     """
 
     def __init__(self, groups: Sequence[PlacedGroup], recipe: Recipe | OpaqueRecipe) -> None:
@@ -74,11 +63,7 @@ class ChainGroups:
         return {**missing_flags(saved, own), **found}
 
     def check_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Check groups as :meth:`check_options`, and that they have their own parameters.
-
-        Raises:
-            ValueError: a parameter was added to a group, removed from one or moved by hand.
-        """
+        """Check groups as :meth:`check_options`, and that they have their own parameters."""
         self._fixed.check(groups)
         self.check_options(groups)
 
@@ -86,15 +71,7 @@ class ChainGroups:
         """Check that every worker can step with these options, before any worker steps.
 
         Each worker computes the shared scalars with the hyper-parameters of its groups, so these
-        must be equal in all groups.
-
-        Args:
-            groups: with their current options.
-            what: the operation, for errors.
-
-        Raises:
-            WorkerError: options that give no valid chain, for the workers with these groups.
-            ValueError: hyper-parameters of shared scalars differ between groups.
+        must be equal in all groups. ``what`` is the operation, for errors.
         """
         own = self._chains
         if own is None:

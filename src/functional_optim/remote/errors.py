@@ -58,11 +58,7 @@ def worker_error(what: str, errors: Mapping[str, BaseException], workers: int) -
 
 
 def gather_results(what: str, futures: Mapping[str, "Future[Any]"]) -> dict[str, Any]:
-    """Return the results of an operation on all workers, after all workers have answered.
-
-    Raises:
-        WorkerError: some workers failed; it holds the errors of all of them.
-    """
+    """Return the results of an operation on all workers, after all workers have answered."""
     results, errors = collect_results(futures)
     if errors:
         raise worker_error(what, errors, len(futures))

@@ -75,11 +75,7 @@ class WorkerFuture(Future[Any]):
         return self.done() and not self._is_complete
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the worker's result.
-
-        Raises:
-            ConnectionError: the worker gave no answer in time.
-        """
+        """Return the worker's result."""
         self._wait(timeout)
         return super().result(timeout)
 

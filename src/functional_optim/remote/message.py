@@ -49,16 +49,7 @@ class TensorPickler(pickle.Pickler):
 
 
 def encode(value: Any, pickler: type[TensorPickler] = TensorPickler) -> Message:
-    """Return a message of any value that the pickler supports. Its tensors are copied once.
-
-    Example::
-
-        >>> message = encode({"first": torch.ones(2), "second": torch.zeros(3)})
-        >>> decode(message)
-        {'first': tensor([1., 1.]), 'second': tensor([0., 0., 0.])}
-        >>> message.data.nbytes  # each tensor starts at a multiple of 16 bytes
-        32
-    """
+    """Return a message of any value that the pickler supports. Its tensors are copied once."""
     file = io.BytesIO()
     writer = pickler(file)
     writer.dump(value)

@@ -81,11 +81,6 @@ def place_rrefs(
     """Return groups of placed parameters, from RRefs, (name, RRef) pairs, or groups of them.
 
     ``fetch_meta_tensors`` asks each worker for shapes and dtypes.
-
-    Raises:
-        TypeError: an argument is not an RRef, or an RRef to a value that is not a tensor.
-        ValueError: there is no RRef, or an RRef or a name occurs twice.
-        WorkerError: workers gave no answer.
     """
     if is_rref(params_rref) or not isinstance(params_rref, Iterable):
         raise TypeError(
@@ -116,11 +111,6 @@ def place_params(params: Any, placement: Placement) -> list[PlacedGroup]:
     """Return groups of a model's parameters, each on the worker of the placement.
 
     ``params`` is a module, its named parameters (pairs or a mapping), or groups of pairs.
-
-    Raises:
-        TypeError: parameters without names, or a worker that is no name.
-        ValueError: a parameter without a worker, a name without a parameter, or a plan that divides
-            a parameter or has several replicas.
     """
     if isinstance(params, nn.Module):
         params = params.named_parameters()
@@ -139,10 +129,6 @@ def name_gradients(gradients: Any, params: Sequence[PlacedParam]) -> dict[str, T
     """Return the gradient of each parameter by name, from a list or a mapping by name.
 
     ``params`` has all parameters in the order of the caller.
-
-    Raises:
-        TypeError: gradients that are neither a list nor a mapping.
-        ValueError: another number of gradients than parameters, or a name without a parameter.
     """
     names = [one.name for one in params]
     if isinstance(gradients, Mapping):

@@ -25,12 +25,7 @@ actor could belong to another transport or restart without its parameters."""
 
 
 def require_ray() -> Any:
-    """Import and return the package ``ray``, which must be connected to a cluster.
-
-    Raises:
-        ImportError: Ray is not installed.
-        RuntimeError: ``ray.init`` was not called.
-    """
+    """Import and return the package ``ray``, which must be connected to a cluster."""
     try:
         ray = import_module("ray")
     except ImportError as error:
@@ -208,11 +203,7 @@ class RayTransport:
 
 
 def resolve_transport(transport: RayTransport | None, start_timeout: float | None) -> RayTransport:
-    """Return the given transport, or build one with this time limit.
-
-    Raises:
-        ImportError, RuntimeError, ValueError: both are given, or as for :class:`RayTransport`.
-    """
+    """Return the given transport, or build one with this time limit."""
     if transport is None:
         return RayTransport(start_timeout=START_SECONDS if start_timeout is None else start_timeout)
     if start_timeout is not None:

@@ -44,10 +44,6 @@ class RpcTransport:
     Args:
         start_timeout: seconds for a worker to import modules and to build the object placed on it;
             above 0, ten minutes by default.
-
-    Raises:
-        RuntimeError: ``init_rpc`` was not called.
-        ValueError: a time-out that is not above 0.
     """
 
     has_contexts = True

@@ -48,13 +48,7 @@ def pack(params: Sequence[Tensor]) -> Packed:
 
 
 def unpack(packed: Packed) -> list[Tensor]:
-    """Return leaf tensors that are views of the buffer.
-
-    Example::
-
-        >>> unpack(pack([torch.ones(2), torch.zeros(1, dtype=torch.float64)]))
-        [tensor([1., 1.]), tensor([0.], dtype=torch.float64)]
-    """
+    """Return leaf tensors that are views of the buffer."""
     starts, _ = _offsets([(shape, dtype) for shape, dtype, _ in packed.specs])
     return [
         _view(packed.data, start, shape, dtype).detach().requires_grad_(requires_grad)
@@ -165,12 +159,6 @@ def call_with_parameters(
 
     ``torch.func.functional_call`` changes the module during the call, so this function calls a
     shallow copy. The copy shares the buffers; attributes that the forward pass sets are lost.
-
-    Example::
-
-        >>> module = nn.Linear(2, 1, bias=False)
-        >>> call_with_parameters(module, {"weight": torch.ones(1, 2)}, (torch.ones(2),), {})
-        tensor([2.])
     """
     return functional_call(_copy_modules(module, {}), dict(parameters), args, kwargs)
 

@@ -28,11 +28,6 @@ def age(versions: Sequence[int | None], current: Sequence[int]) -> int:
     """Return the largest number of steps that a parameter has made since it was read.
 
     ``versions`` has None for parameters that were not read.
-
-    Example::
-
-        >>> age([2, None, 3], [2, 9, 5])
-        2
     """
     pairs = zip(versions, current, strict=True)
     return max((now - read for read, now in pairs if read is not None), default=0)
@@ -142,9 +137,8 @@ class StalenessLimit:
     def track_step(self, snapshot: Snapshot | None) -> Iterator[None]:
         """Count the step that the ``with`` block makes, if it succeeds.
 
-        Args:
-            snapshot: of the gradients. It is given back before the step, and closed after it. A
-                step without a snapshot waits like a reader.
+        The snapshot of the gradients is given back before the step, and closed after it. A step
+        without a snapshot waits like a reader.
         """
         ticket = self.enter() if snapshot is None else None
         try:

@@ -20,10 +20,7 @@ def merge_state_dicts(
 ) -> dict[str, Any]:
     """Merge the state dicts of workers into one in torch's format, with the names of parameters.
 
-    Args:
-        parts: by worker; they have the current options of the caller.
-        param_groups: of the caller, with their current options.
-        opaque: True if steps are made by a class of the user, which may change its groups.
+    ``opaque`` is True if steps are made by a class of the user, which may change its groups.
     """
     numbers, made = _numbers(groups), list(map(options_of, param_groups))
     state: dict[int, Any] = {}
@@ -65,10 +62,6 @@ def split_state_dict(
 
     Parameters are matched by name if the state dict and the groups have names, otherwise by their
     index, as in torch.
-
-    Raises:
-        TypeError: no dict.
-        ValueError: no state dict of an optimizer; other groups, or other parameters in them.
     """
     numbers = _numbers(groups)
     own = [_param_entries(group, numbers) for group in groups]

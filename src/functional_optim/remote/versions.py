@@ -33,18 +33,7 @@ class _Reader(NamedTuple):
 
 
 class Versions:
-    """Version and readers of one parameter. Callers hold the lock of the parameter's worker.
-
-    Example::
-
-        >>> weight, versions = torch.ones(2), Versions()
-        >>> lease = Lease()
-        >>> [leaf] = read_all([weight], [versions], [lease])
-        >>> versions.copy_if_read(weight)  # 8 bytes were copied, for there is a reader
-        8
-        >>> weight.zero_(), leaf
-        (tensor([0., 0.]), tensor([1., 1.]))
-    """
+    """Version and readers of one parameter. Callers hold the lock of the parameter's worker."""
 
     def __init__(self, *, contested: bool = False) -> None:
         self.number = 0
@@ -67,11 +56,7 @@ class Versions:
         return made.requires_grad_(param.requires_grad)
 
     def copy_if_read(self, param: Tensor) -> int:
-        """Move the parameter to new memory if it has readers. Call this before a write.
-
-        Returns:
-            The bytes that were copied.
-        """
+        """Move the parameter to new memory if it has readers. Call this before a write."""
         self.readers = self._active_readers(param)
         if not self.readers:
             return 0
@@ -113,10 +98,8 @@ _LOCK = threading.Lock()
 def param_versions(params: Sequence[Tensor], *, movable: bool = True) -> list[Versions]:
     """Return the versions of parameters, shared by all optimizers of this process.
 
-    Args:
-        params: the parameters.
-        movable: True if the optimizer allows its parameters to move to new memory. Readers always
-            get copies of other parameters, and of parameters that share memory.
+    Only ``movable`` parameters move to new memory. Readers always get copies of other parameters,
+    and of parameters that share memory.
     """
     with _LOCK:
         new = [one for one in params if one not in _ALL]

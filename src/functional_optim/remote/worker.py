@@ -76,14 +76,7 @@ class Exchange(Protocol):
 
 
 class WorkerOptimizer:
-    """Optimizer on a worker. Arguments and results of all methods can be sent.
-
-    Args:
-        recipe: builds the optimizer.
-        worker_groups: the groups with parameters on this worker.
-        lock: shared by all optimizers that may have parameters in common.
-        exchange: gets gradients, and sends parameters to readers.
-    """
+    """Optimizer on a worker. Arguments and results of all methods can be sent."""
 
     def __init__(
         self,
@@ -145,16 +138,10 @@ class WorkerOptimizer:
         measured: Sequence[Tensor] = (),
         read_at: GradientVersions = _ANY_AGE,
     ) -> None:
-        """Make a step.
+        """Make a step. Gradients that are too old raise StaleError, and nothing changes.
 
-        Args:
-            source: of gradients, for the exchange.
-            options: of the caller's groups.
-            measured: totals over all workers.
-            read_at: the versions that the gradients are of.
-
-        Raises:
-            StaleError: the gradients are too old. Nothing changes.
+        ``options`` are those of the caller's groups, ``measured`` totals over all workers, and
+        ``read_at`` the versions that the gradients are of.
         """
         with self._lock.acquire(self) as waited:
             grads = self._exchange.gradients(source, self._params)

@@ -48,18 +48,7 @@ _LOCAL: Mapping[str, Callable[[Any, float], Any]] = {
 
 
 class Workers:
-    """Optimizers on workers, one on each worker.
-
-    Args:
-        transport: sends calls to workers.
-        chain_groups: the parameter groups, and the recipe of the optimizer.
-        make_worker: builds the optimizer of a worker, on that worker, from the recipe and its
-            groups.
-        close: True if :meth:`close` also closes the transport.
-
-    Raises:
-        WorkerError: some workers cannot build the optimizer. All workers are released.
-    """
+    """Optimizers on workers, one on each worker."""
 
     def __init__(
         self,
@@ -108,13 +97,7 @@ class Workers:
         return made
 
     def locate(self, gradients: Gradients) -> Sources:
-        """Return the source of each worker's gradients.
-
-        Raises:
-            TypeError, ValueError: gradients that do not fit, or a context on workers without
-                contexts.
-            RuntimeError: the context is not open in this process.
-        """
+        """Return the source of each worker's gradients."""
         if not isinstance(gradients, int) or isinstance(gradients, bool):
             by_name = name_gradients(gradients, self._given)
             for one in self._params:
@@ -174,13 +157,8 @@ class Workers:
     ) -> dict[str, "Future[Any]"]:
         """Compute the totals of a step, then send the step to all workers.
 
-        Args:
-            sources: of gradients.
-            groups: parameter groups with their current options.
-            read_at: the versions that each worker's gradients are of; empty if no limit applies.
-
-        Raises:
-            WorkerError: some gradients are too old. No step was sent.
+        ``read_at`` has the versions that each worker's gradients are of; it is empty if no limit
+        applies. If some gradients are too old, no step is sent.
         """
         if any(one.max_staleness is not None for one in read_at.values()):
             # The check reads the age from read_at, or from an autograd context. It needs no

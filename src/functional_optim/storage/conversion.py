@@ -18,7 +18,7 @@ from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.core.torch_state import entry_layout, from_entries
 from functional_optim.storage.layout import field_name
 from functional_optim.storage.param_storage import EXTRAS, extras_for
-from functional_optim.storage.state_storage import BLOCK, STATE_STORAGES, are_codes
+from functional_optim.storage.state_storage import BLOCK, STATE_STORAGES
 from functional_optim.storage.stored import Stored
 
 STEP = "step"
@@ -109,41 +109,8 @@ def plain_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     return tuple(found)
 
 
-def refuse_codes(
-    forms: Sequence[tuple[PlainForm, Collection[str]]], loaded: Sequence[Mapping[str, Any]]
-) -> None:
-    """Raise ValueError if every value of an 8-bit field is a code.
-
-    Releases before this one saved codes and scales. ``torch.distributed.checkpoint`` converts such
-    codes to the numbers that it is asked for, without an error and without the scales.
-
-    Args:
-        forms: for each parameter, its plain form, and the names of its tensors as stored.
-        loaded: for each parameter, its entries in a checkpoint.
-    """
-    found: dict[str, list[Tensor]] = {}
-    for (form, names), entries in zip(forms, loaded, strict=True):
-        for field, tensors in find_field_tensors(form.dtypes, names).items():
-            value = entries.get(field)
-            if tensors.scale and isinstance(value, Tensor) and value.is_floating_point():
-                found.setdefault(field, []).append(value)
-    for field, values in found.items():
-        if any(bool(one.any()) for one in values) and all(map(are_codes, values)):
-            raise ValueError(
-                f"{field} has 8-bit codes without their scales: an earlier release saved this "
-                "checkpoint, and torch.distributed.checkpoint has converted the codes to numbers. "
-                "Write it to a file with `functional-optim convert FOLDER old.pt`, and load that "
-                "with optimizer.load_state_dict(torch.load('old.pt')), which decodes the codes"
-            )
-
-
 def find_field_tensors(fields: Collection[str], names: Collection[str]) -> dict[str, FieldTensors]:
-    """Return the names of the tensors of each field. Missing fields are left out.
-
-    Args:
-        fields: names of plain fields.
-        names: names of tensors, in any storage.
-    """
+    """Return the names of the tensors of each field. Missing fields are left out."""
     found = {}
     for field in fields:
         for base in (field, field_name(field)):
@@ -163,16 +130,8 @@ def find_extras(names: Collection[str], fields: Collection[str]) -> list[str]:
 def decode_entries(entries: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
     """Decode the entries of a state in any storage.
 
-    Args:
-        entries: by name, of a parameter, or of a part of it that starts at a block.
-        fields: names of the plain fields.
-
-    Returns:
-        The fields under their plain names, and all other entries unchanged, such as ``step`` and
-        the extra tensors of the parameter.
-
-    Raises:
-        ValueError: values and scales that do not fit together.
+    Return the fields under their plain names, and all other entries unchanged, such as ``step`` and
+    the extra tensors of the parameter.
     """
     parts = find_field_tensors(fields, entries)
     used = {name for one in parts.values() for name in one}
@@ -220,18 +179,8 @@ def encode_entries(
 
     Extra tensors with the names that the chain has are used unchanged. Otherwise they are computed
     from the parameter, and from the extra tensors of another storage. From the parameter alone, a
-    master equals the parameter, and a compensation is zero.
-
-    Args:
-        stages: of the chain, stored or not.
-        hypers: hyper-parameters of the chain.
-        param: the parameter, or the part of it that the entries belong to. It is not changed.
-        entries: as :func:`decode_entries` returns them.
-        name: of the parameter, for errors.
-        group_step: the step count of the group, for entries without a step count.
-
-    Raises:
-        ValueError: entries that are missing, unknown, or of another shape.
+    master equals the parameter, and a compensation is zero. ``entries`` are those that
+    :func:`decode_entries` returns.
     """
     form = plain_form(stages, hypers, param.shape, param.dtype)
     kept = {key: entries[key] for key in find_extras(entries, form.dtypes)}
@@ -289,11 +238,7 @@ def from_any_storage(
     *,
     group_step: Any = None,
 ) -> LeafState:
-    """Return the state of a stored chain from entries in any storage, or without storage.
-
-    Raises:
-        ValueError: the entries do not fit, or they hold digits that belong into the parameter.
-    """
+    """Return the state of a stored chain from entries in any storage, or without storage."""
     form = plain_form(stages, hypers, param.shape, param.dtype)
     digits = find_extras(entries, form.dtypes)
     if digits and param.dtype != torch.bfloat16:

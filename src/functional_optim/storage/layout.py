@@ -189,23 +189,13 @@ class Layout:
         return self._encode(extras, states, None)
 
     def encode_states(self, extras: Sequence[Tensor], states: Sequence[Any], param: Tensor) -> Any:
-        """Encode the states of the stages, rounded to nearest.
-
-        Args:
-            extras: the fields of the parameter's storage.
-            states: of each stage, in float32.
-            param: in float32.
-        """
+        """Encode the states of the stages, rounded to nearest."""
         with torch.no_grad():
             self._check_shapes(states, param)
             return self._to_state_device(self._encode(extras, states, None))
 
     def decode_states(self, values: Sequence[Any]) -> list[Any]:
-        """Return the states of the stages in float32.
-
-        Args:
-            values: the fields of an encoded state, the fields of the parameter's storage first.
-        """
+        """Return the states of the stages in float32, from the fields of an encoded state."""
         left = iter(values[len(self.extras) :])
         states: list[Any] = []
         for stage, fields in zip(self.stages, self.kept, strict=True):
@@ -307,11 +297,7 @@ class Layout:
         return self.state(*values) if values else ()
 
     def _check_shapes(self, states: Sequence[Any], param: Tensor) -> None:
-        """Check that each encoded tensor of a list has the shape of the parameter.
-
-        Raises:
-            ValueError: a tensor has another shape. The error names the field.
-        """
+        """Check that each encoded tensor of a list has the shape of the parameter."""
         for stage, fields, state in zip(self.stages, self.kept, states, strict=True):
             for one, value in zip(fields, state, strict=True):
                 for tensor in value if one.many else []:

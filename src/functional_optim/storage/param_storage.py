@@ -97,10 +97,8 @@ EXTRAS = tuple(name for one in PARAM_STORAGES.values() for name in one.extras)
 def value_of(param: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
     """Return a parameter in float32, with the digits that a storage kept in its extra tensors.
 
-    Args:
-        param: in bfloat16, or in a wider dtype with the values of a bfloat16 parameter. Elements
-            with other values were written to since, and are returned unchanged.
-        kept: the extra tensors of a storage by name, each of the shape of the parameter.
+    The parameter is in bfloat16, or in a wider dtype. Elements that are no bfloat16 numbers were
+    written to since, and are returned unchanged.
     """
     wide = param.to(torch.float32)
     for one in PARAM_STORAGES.values():
@@ -113,11 +111,7 @@ def value_of(param: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
 def extras_for(storage: ParamStorage, param: Tensor, kept: Mapping[str, Tensor]) -> Extras:
     """Convert the extra tensors of a bfloat16 parameter to those of another storage.
 
-    Args:
-        storage: the other storage.
-        param: the parameter.
-        kept: extra tensors by name. Those with the names of ``storage`` are used unchanged,
-            whatever the parameter is.
+    Tensors with the names of ``storage`` are used unchanged, whatever the parameter is.
     """
     _, like = storage.encode(param.to(torch.float32), None)
     if all(name in kept for name in storage.extras):

@@ -22,13 +22,9 @@ def can_init_in_pieces(param: Tensor) -> bool:
 def init_in_pieces(init: Callable[[Tensor], Any], param: Tensor, block_size: int) -> Any:
     """Return the initial state of a parameter, computed in pieces to save memory.
 
-    Float32 values and their codes take up to 40 bytes per element while they are computed.
-
-    Args:
-        init: the function from elements of the parameter to their state. All tensors of the state
-            have one value for each element, for each block, or for the whole parameter.
-        param: for which :func:`can_init_in_pieces` is True.
-        block_size: number of elements of a block.
+    Float32 values and their codes take up to 40 bytes per element while they are computed. All
+    tensors of the state have one value for each element, for each block, or for the whole
+    parameter.
     """
     flat, count, size = param.detach().view(-1), param.numel(), in_full_blocks(PIECE, block_size)
     first = init(flat[:size])

@@ -25,11 +25,7 @@ class Record(tuple[Any, ...]):
     _fields = cast("tuple[str, ...]", ())
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
-        """Take all values, either in order or by name.
-
-        Raises:
-            TypeError: another number of values, or other names.
-        """
+        """Take all values, either in order or by name."""
         if named and (values or named.keys() != set(cls._fields)):
             raise TypeError(f"{cls.__name__} takes {', '.join(cls._fields)}, got {sorted(named)}")
         given = tuple(named[field] for field in cls._fields) if named else values
@@ -56,12 +52,8 @@ def record_class(
 ) -> Any:
     """Return the subclass of :class:`Record` with these fields.
 
-    Args:
-        name: of the class.
-        fields: names, in order.
-        kinds: the annotation of each field.
-        key: distinguishes classes with equal fields. It determines ``extra``.
-        extra: more attributes of the class.
+    ``key`` distinguishes classes with equal fields, and determines ``extra``, more attributes of
+    the class.
     """
     with _LOCK:
         known = (name, tuple(fields), tuple(kinds), key)
@@ -77,19 +69,7 @@ _FIELD = re.compile(r"([TL])(\d+)_")
 
 
 def state_class(fields: Sequence[tuple[str, bool]]) -> Any:
-    """Return a NamedTuple class of tensors.
-
-    Args:
-        fields: pairs of a name, and True if the field is a list of tensors.
-
-    Example::
-
-        >>> cls = state_class([("exp_avg", False)])
-        >>> cls(1)
-        StoredState(exp_avg=1)
-        >>> cls.__qualname__
-        'StoredState_T7_exp_avg'
-    """
+    """Return a NamedTuple class of tensors, from names and True for each list of tensors."""
     parts = (f"{'L' if many else 'T'}{len(name)}_{name}" for name, many in fields)
     made = __getattr__(_PREFIX + "".join(parts))
     assert made._fields == tuple(name for name, _ in fields)

@@ -33,9 +33,7 @@ _STEP = 10_368_889.0  # odd, so that the sequence of salts has the period 2^24
 def salt(step: Any, seed: int) -> Any:
     """Return a whole number below 2^24, as a float, from the step and the seed.
 
-    Args:
-        step: from 1, exact up to 5 * 10^8; a tensor if torch.func hides its value.
-        seed: number of the sequence.
+    The step is exact up to 5 * 10^8; it is a tensor if torch.func hides its value.
     """
     return (step * _STEP + float((seed * 7_368_787 + 1_013_904_223) % 16_777_216)) % _SALTS
 
@@ -56,9 +54,7 @@ class Noise(NamedTuple):
     def bits(self, value: Tensor, stream: int) -> Tensor:
         """Return 16 random bits for each element: int64, from 0 to 65535.
 
-        Args:
-            value: float32, of the shape of the gradient.
-            stream: differs for each tensor that is rounded in the same step.
+        ``stream`` differs for each tensor that is rounded in the same step.
         """
         words = torch.add(self.common, value.view(torch.int32).to(torch.int64), alpha=_VALUE)
         words = words + (stream * _STREAM)

@@ -209,11 +209,7 @@ def _reserve(file: BinaryIO, nbytes: int) -> None:
 
 
 def _check_files(folder: Path, wanted: dict[str, Any]) -> None:
-    """Check that the manifest equals ``wanted``, and that the files have the lengths it lists.
-
-    Raises:
-        ValueError: names the first difference.
-    """
+    """Check that the manifest equals ``wanted``, and that the files have the lengths it lists."""
     found = json.loads((folder / MANIFEST).read_text())
     if not isinstance(found, dict) or found.get("version") != _VERSION:
         raise ValueError(

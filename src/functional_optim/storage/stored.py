@@ -191,9 +191,6 @@ def _count_separate(stages: Sequence[Stage]) -> int:
 
     A measured stage needs the gradients of all leaves. A leading stage must stay first, if another
     chain is put before it.
-
-    Raises:
-        ValueError: a separate stage is a rule, or a later stage takes the raw gradient.
     """
     leading = [i for i, one in enumerate(stages) if isinstance(one, Transform) and one.leads]
     measured = [i for i, one in enumerate(stages) if is_measured(one)]
@@ -242,12 +239,7 @@ def _fields(stage: Stage) -> tuple[str, ...]:
 def _state_storages(
     optimizer: Optimizer, state: str | Mapping[str, str]
 ) -> list[tuple[StateStorage, ...]]:
-    """Return the storages of the state fields of each stage.
-
-    Raises:
-        ValueError: an unknown storage or field, a field name that is not unique, or a named field
-            that cannot be encoded.
-    """
+    """Return the storages of the state fields of each stage."""
     asked = {REST: state} if isinstance(state, str) else dict(state)
     chosen = {name: _lookup(f"state[{name!r}]", one, STATE_STORAGES) for name, one in asked.items()}
     rest = chosen.pop(REST, STATE_STORAGES[PLAIN])

@@ -239,12 +239,7 @@ def _search(name: str, source: _RunSource, max_examples: int, derandomize: bool)
 
 
 def _try_law(name: str, subject: Subject, run: Run) -> None:
-    """Check one law over one run.
-
-    Raises:
-        _RefusedError: the optimizer refuses the run with the reference executor too.
-        Exception: the law is broken.
-    """
+    """Check one law over one run."""
     try:
         LAWS[name].check(subject, run)
     except (AssertionError, NotPureError):

@@ -59,16 +59,10 @@ def require_near(
 ) -> None:
     """Raise AssertionError if a tree is not close to the end of a path of several steps.
 
-    The allowed distance is :data:`ROUNDINGS` times the length of the path of a tensor times the
-    eps of ``coarsest``, plus the same for the tensor itself in its own dtype. Tensors that are not
-    floating must be equal.
-
-    Args:
-        label: of the comparison, for the message.
-        got: a tree of tensors.
-        way: the path: trees of the same structure, before the first step and after each step.
-        coarsest: the dtype with the fewest digits that the steps compute in.
-        beside: a second path, whose length is added. Its steps do not cancel each other.
+    The allowed distance is :data:`ROUNDINGS` times the length of the path of a tensor times the eps
+    of ``coarsest``, plus the same for the tensor itself in its own dtype. Tensors that are not
+    floating must be equal. ``way`` has the trees before the first step and after each step. The
+    length of the path ``beside`` is added: its steps do not cancel each other.
     """
     columns = zip(*map(optree.tree_leaves, (got, *way)), strict=True)
     others = [list(one) for one in zip(*map(optree.tree_leaves, beside), strict=True)]

@@ -231,12 +231,8 @@ def _require_in_range(
 ) -> None:
     """Check that every element is between the least and the greatest of ``spanned``, or close.
 
-    Args:
-        executor: name for the message.
-        got: parameters and state after a step.
-        spanned: results of the reference.
-        before: parameters and state before the step.
-        coarsest: dtype of the unit of the allowed distance; None for the dtype of each tensor.
+    ``coarsest`` is the dtype of the unit of the allowed distance; None for the dtype of each
+    tensor.
     """
     paths, leaves, _ = optree.tree_flatten_with_path(got)
     olds = optree.tree_leaves(before)
@@ -291,8 +287,7 @@ class _DtypeMode(TorchFunctionMode):
 def coarsest_of(optimizer: Optimizer, run: Run) -> torch.dtype | None:
     """Return the dtype with the fewest digits that a step of the reference executor computes in.
 
-    Returns:
-        None if no dtype has fewer digits than the dtype of the parameters.
+    The result is None if no dtype has fewer digits than the dtype of the parameters.
     """
     by_reference = optimizer.using(executor="reference")
     params = run.params()

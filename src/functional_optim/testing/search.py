@@ -51,11 +51,7 @@ class LawBroken(AssertionError):  # noqa: N818  the name of the outcome
 
 
 def law_named(name: str, laws: Mapping[str, L]) -> L:
-    """Return the law of a name.
-
-    Raises:
-        ValueError: a law that does not exist.
-    """
+    """Return the law of a name."""
     if name not in laws:
         raise ValueError(f"there is no law {name!r}; use one of {', '.join(map(repr, laws))}")
     return laws[name]
@@ -70,14 +66,7 @@ def smallest_that_fails(
 ) -> tuple[E, Exception] | None:
     """Search for an example for which a check raises, and make it smaller.
 
-    Args:
-        examples: strategy of examples.
-        check: raises an Exception if an example fails.
-        max_examples: number of examples.
-        derandomize: draw the same examples each time.
-
-    Returns:
-        The example and its exception; None if no example fails.
+    Return the example and its exception; None if no example fails.
     """
     failed: list[tuple[E, Exception]] = []
 

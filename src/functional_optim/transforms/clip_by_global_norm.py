@@ -72,13 +72,10 @@ def squares_of_each(grads: list[Tensor]) -> Tensor:
 
 
 def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
-    """Return ``min(1, c / (n + 1e-6))``, the factor that limits the norm of gradients to ``c``.
+    """Return ``min(1, c / (n + 1e-6))``, the factor that limits the norm n of gradients to c.
 
-    It is NaN if the norm is NaN, and if the norm and the limit are both infinite.
-
-    Args:
-        max_norm: the limit, c.
-        norm: n, of all gradients: a 0-d tensor, or a number, for which the result is a number.
+    It is NaN if the norm is NaN, and if the norm and the limit are both infinite. For a number it
+    is a number.
     """
     if isinstance(norm, float):  # a proxy for a tensor in a graph is not a Tensor either
         # In this order min keeps NaN, like clamp.

@@ -11,7 +11,6 @@ evaluates the last parameters on this batch. The approximate form uses the last 
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, POSITIVE
@@ -37,10 +36,6 @@ class MarsCoefficients(NamedTuple):
     max_norm: float
 
 
-def mars_init(param: Tensor, hyper: MarsHyper) -> MarsState:
-    return MarsState(torch.zeros_like(param))
-
-
 def mars_coefficients(step: float, hyper: MarsHyper) -> MarsCoefficients:
     scale = hyper.gamma * hyper.beta / (1 - hyper.beta)
     if not hyper.from_zero:
@@ -60,8 +55,6 @@ MARS = Transform(
     name="mars",
     hyper=MarsHyper,
     state=MarsState,
-    init=mars_init,
-    state_depends_on=(),
     coefficients=mars_coefficients,
     transform=mars_transform,
     bounds=(("beta", BELOW_ONE), ("gamma", FINITE_NON_NEGATIVE), ("max_norm", POSITIVE)),

@@ -6,7 +6,6 @@ g = s_k at each k-th call; the stages after it run only then
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
@@ -31,10 +30,6 @@ class AccumulateShared(NamedTuple):
 class AccumulateCoefficients(NamedTuple):
     weight: float  # 1 / k
     is_first: bool  # True if this is the first gradient of the leaf since its last step
-
-
-def accumulate_init(param: Tensor, hyper: AccumulateHyper) -> AccumulateState:
-    return AccumulateState(torch.zeros_like(param))
 
 
 def accumulate_init_shared(hyper: AccumulateHyper) -> AccumulateShared:
@@ -71,8 +66,6 @@ ACCUMULATE = Transform(
     name="accumulate",
     hyper=AccumulateHyper,
     state=AccumulateState,
-    init=accumulate_init,
-    state_depends_on=(),
     coefficients=accumulate_coefficients,
     transform=accumulate_transform,
     bounds=(("every", Interval(1)),),

@@ -29,10 +29,6 @@ class QkClipHyper(NamedTuple):
     exponent: float  # a
 
 
-def qk_clip_init(param: Tensor, hyper: QkClipHyper) -> QkClipState:
-    return QkClipState([])
-
-
 def qk_clip_rule(
     param: Tensor, grad: Tensor, state: QkClipState, c: QkClipHyper
 ) -> tuple[Tensor, QkClipState]:
@@ -46,8 +42,6 @@ QK_CLIP = Rule(
     name="qk_clip",
     hyper=QkClipHyper,
     state=QkClipState,
-    init=qk_clip_init,
-    state_depends_on=(),
     rule=qk_clip_rule,
     uses_gradient=False,
     bounds=(("tau", FINITE_POSITIVE), ("exponent", UNIT)),

@@ -41,17 +41,7 @@ WIDTH = 16
 
 
 class LoopText:
-    """C++ text of the loop of one graph, for tensors of certain dtypes.
-
-    Args:
-        trace: of a pointwise chain.
-        validated: the values of the graph in an example.
-        block_size: the granularity of the chain.
-        variant: how torch rounds on this machine.
-
-    Raises:
-        UntraceableError: an operation has no formula.
-    """
+    """C++ text of the loop of one graph, for tensors of certain dtypes."""
 
     def __init__(
         self, trace: Trace, validated: Validated, block_size: int, variant: Variant
@@ -138,11 +128,7 @@ class LoopText:
         return Value(named(node), known.dtype)
 
     def _expression(self, node: fx.Node) -> str:
-        """Return the expression of a node, in the type of its dtype.
-
-        Raises:
-            UntraceableError: the operation has no formula.
-        """
+        """Return the expression of a node, in the type of its dtype."""
         result, name = self._values[node].dtype, operation(node)
         args = [self._value(one) for one in node.args]
         if is_bitcast(node):

@@ -33,12 +33,7 @@ class Frame(NamedTuple):
     """Number of tensors of a leaf."""
 
     def around(self, numbers: str, body: str) -> str:
-        """Return the whole text.
-
-        Args:
-            numbers: lines that compute values for all elements.
-            body: lines for one block, or for all elements.
-        """
+        """Return the whole text."""
         block = self.block_size if self.block_size > 1 else BLOCK if self.in_blocks else 1024
         head = f"{_PLAIN_HALVES}{_OPAQUE if self.opaque else ''}"
         return (

@@ -52,12 +52,7 @@ def _taken(name: str, dtype: torch.dtype) -> int | None:
 
 @lru_cache(maxsize=64)
 def table(names: tuple[str, ...], dtype: torch.dtype) -> "ctypes.Array[ctypes.c_void_p] | None":
-    """Return the table of functions for a loop; None if torch lacks one of them.
-
-    Args:
-        names: of the functions, such as ``Sqrt``, in the order of the loop's struct.
-        dtype: float32 or float64.
-    """
+    """Return the table of functions for a loop; None if torch lacks one of them."""
     found = [_taken(name, dtype) for name in names]
     if None in found:
         return None

@@ -60,11 +60,7 @@ class Phases(NamedTuple):
 
 
 def find_phases(trace: Trace, validated: Validated, block_size: int, variant: Variant) -> Phases:
-    """Assign the operations of a graph to loops.
-
-    Raises:
-        UntraceableError: an operation reads more than one block.
-    """
+    """Assign the operations of a graph to loops."""
     values = validated.values
     count = values[trace.chunk[0]].numel()
     layout = {
@@ -103,11 +99,7 @@ def _layout(node: fx.Node, value: Tensor, count: int, block_size: int) -> str:
 
 
 def _shaped(node: fx.Node, layout: dict[fx.Node, str], values: dict[fx.Node, object]) -> fx.Node:
-    """Return the tensor whose shape a node changes.
-
-    Raises:
-        UntraceableError: the node changes the number of elements or the values.
-    """
+    """Return the tensor whose shape a node changes."""
     source, *arguments = node.args
     name = operation(node)
     plain = isinstance(source, fx.Node) and layout.get(source) == layout[node]

@@ -97,18 +97,7 @@ def _one_thread_if_alone() -> Iterator[None]:
 def exact_program(
     trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], block_size: int
 ) -> LoopProgram:
-    """Return the loop of a graph.
-
-    Args:
-        trace: of a pointwise chain.
-        chunk: tensors with the dtypes of the program.
-        scalar_args: example scalar arguments of a step.
-        block_size: the granularity of the chain.
-
-    Raises:
-        UntraceableError: there is no loop; the text says why.
-        CompileError: nothing can be compiled.
-    """
+    """Return the loop of a graph."""
     with torch.no_grad(), compile_lock(), _one_thread_if_alone():
         few = examples(chunk, block_size)
         validated = validate(trace, few, scalar_args)

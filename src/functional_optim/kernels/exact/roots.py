@@ -69,12 +69,7 @@ _AT_ONCE = 2**16
 
 @lru_cache(maxsize=4)
 def roots_like(library: int, mode: int) -> int | None:
-    """Return the address of a function with the bits of the library's; None if there is none.
-
-    Args:
-        library: the address of the library's function for float32.
-        mode: of the library.
-    """
+    """Return the address of a function with the bits of the library's; None if there is none."""
     try:
         verdict = Verdict(TEXT, FLAGS)
         known = verdict.read()

@@ -36,12 +36,6 @@ def is_exact(
     and NaN. Two NaNs count as equal, whatever their bits. A chain that reads signs, such as one
     with 8-bit codes, is tried on finite numbers only, because processors do not define the sign of
     NaN.
-
-    Args:
-        run: makes a step by the loop.
-        like: the tensors of a chunk.
-        scalar_args: example scalar arguments of a step. The trials also use other values.
-        block_size: the granularity of the chain.
     """
     drawn = torch.Generator().manual_seed(1)
     count = like[0].numel()

@@ -36,11 +36,7 @@ class Value(NamedTuple):
 
 
 def register_type(dtype: torch.dtype) -> str:
-    """Return the C++ type for computations with a dtype, which is float for 16-bit floats.
-
-    Raises:
-        UntraceableError: loops do not support the dtype.
-    """
+    """Return the C++ type for computations with a dtype, which is float for 16-bit floats."""
     try:
         return _REGISTER[dtype]
     except KeyError:

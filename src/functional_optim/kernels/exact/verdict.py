@@ -10,15 +10,7 @@ RIGHT, WRONG = b"equal", b"unequal"
 
 
 class Verdict:
-    """Cached comparison of compiled code, for this machine, its compiler and torch.
-
-    Args:
-        text: the C++ source.
-        flags: of the compiler.
-
-    Raises:
-        CompileError: there is no compiler.
-    """
+    """Cached comparison of compiled code, for this machine, its compiler and torch."""
 
     def __init__(self, text: str, flags: Sequence[str]) -> None:
         self._key = f"{cache.BuildRecipe(text, tuple(flags), cache.default_compiler()).key}-verdict"

@@ -35,19 +35,6 @@ class FlatBuffer:
         data: the tensor.
         segments: the positions of the parameters, in the order of memory. Gaps are zero.
         key: the key of its parameters.
-
-    Example::
-
-        >>> import torch
-        >>> from functional_optim.plan.flat.layout import FlatLayout
-        >>> params = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.zeros(1, 3))]
-        >>> buffer = FlatLayout(params, ["a", "b"]).buffers[0]
-        >>> buffer.data
-        tensor([1., 1., 0., 0., 0.])
-        >>> [(one.name, one.offset) for one in buffer.segments]
-        [('a', 0), ('b', 2)]
-        >>> [tuple(view.shape) for view in buffer.views(torch.arange(5))]
-        [(2,), (1, 3)]
     """
 
     def __init__(self, data: Tensor, segments: tuple[Segment, ...], key: Hashable = None) -> None:
@@ -66,11 +53,7 @@ class FlatBuffer:
 
     @property
     def data(self) -> Tensor:
-        """The tensor. A write to it changes the parameters.
-
-        Raises:
-            RuntimeError: the layout was undone, so the parameters are in other memory.
-        """
+        """The tensor. A write to it changes the parameters."""
         data = self._memory.tensor
         if data is None:
             raise RuntimeError(
@@ -80,20 +63,7 @@ class FlatBuffer:
         return data
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return views of a tensor, one per segment, in the order of ``segments``.
-
-        Args:
-            flat: a 1-D tensor of ``numel`` elements, of any dtype and on any device, such as this
-                buffer, its gradients, or a field of the state.
-
-        Returns:
-            Real views with the shapes and strides of the segments.
-
-        Raises:
-            TypeError: ``flat`` is not a tensor.
-            ValueError: ``flat`` has another shape, or is not contiguous.
-            RuntimeError: the layout was undone.
-        """
+        """Return views of a tensor, one per segment, in the order of ``segments``."""
         _ = self.data
         if not isinstance(flat, Tensor):
             raise TypeError(f"flat must be a 1-D tensor, got {type(flat).__name__}")
@@ -119,9 +89,7 @@ def assign_segments(
 ) -> tuple[tuple[Segment, ...], int]:
     """Return the segments of parameters in one buffer, in this order, and the buffer's length.
 
-    Args:
-        members: for each parameter, its index, name and tensor.
-        align: segments begin at multiples of it, and the length is a multiple of it.
+    Segments begin at multiples of ``align``, and the length is a multiple of it.
     """
     segments = []
     end = 0

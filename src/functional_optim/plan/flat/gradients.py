@@ -24,14 +24,7 @@ _DENSE, _LAYOUT = {torch.strided}, attrgetter("layout")
 
 
 class FlatGradients:
-    """Gradient buffers for the flat buffers of parameters.
-
-    Args:
-        buffers: the buffers of the layout.
-        params: the parameters in them, in the order of the segments.
-        order: for each of ``params``, its index in the list of all parameters.
-        given: the number of all parameters.
-    """
+    """Gradient buffers for the flat buffers of parameters."""
 
     def __init__(
         self,
