@@ -49,6 +49,8 @@ On the command line, ``functional-optim --help`` lists the commands. ``__version
 of the installed package.
 """
 
+import sys
+
 from functional_optim import algorithms, schedules, transforms, wrappers
 from functional_optim.algorithms import *
 from functional_optim.algorithms.adahessian import scale_by_adahessian
@@ -61,6 +63,9 @@ from functional_optim.algorithms.sgd import trace
 from functional_optim.algorithms.sophia import scale_by_sophia
 from functional_optim.bounds import Interval
 from functional_optim.composition import chain, freeze, masked, partition
+from functional_optim.core import selectors as _selectors
+from functional_optim.core import stage as _stage
+from functional_optim.core import state as _state
 from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.gate import Gate
 from functional_optim.core.leaf_input import LeafInput
@@ -92,6 +97,16 @@ from functional_optim.version import installed_version as _installed_version
 from functional_optim.wrappers import *
 
 __version__ = _installed_version()
+
+# Pickles of earlier versions contain the old names of these modules.
+sys.modules.update(
+    {
+        f"{__name__}.stage": _stage,
+        f"{__name__}.state": _state,
+        f"{__name__}.where": _selectors,
+        f"{__name__}.core.where": _selectors,
+    }
+)
 
 __all__ = [
     "BoundOptimizer",

@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import (
     DistributedOptimizer,
     Optimizer,
+    Shared,
+    State,
     TorchOptimizer,
     Transform,
     accumulate,
@@ -230,7 +232,7 @@ def test_a_late_leaf_waits_again_at_a_second_gate() -> None:
 
 
 def test_how_often_gates_have_opened_is_counted_and_kept() -> None:
-    """Checkpoints store how often gates opened (fault 3)."""
+    """Checkpoints store how often gates opened, and old checkpoints without it load (fault 3)."""
     optimizer = chain(accumulate(2), sgd(lr=on_global_step(linear(1.0, to=0.0, steps=4))))
     param = nn.Parameter(torch.ones(1))
     made = TorchOptimizer([param], optimizer)
@@ -242,6 +244,21 @@ def test_how_often_gates_have_opened_is_counted_and_kept() -> None:
     again = TorchOptimizer([nn.Parameter(param.detach().clone())], optimizer)
     again.load_state_dict(saved)
     assert again.state_dict()["param_groups"] == saved["param_groups"]
+    del saved["param_groups"][0]["accumulate.shared_opened"]  # as in earlier versions
+    again.load_state_dict(saved)
+    assert again.state_dict()["param_groups"][0]["accumulate.shared_opened"] == 5
+
+
+def test_a_state_of_an_earlier_version_goes_on_from_its_calls() -> None:
+    """A state of an earlier version continues from its count of calls (fault 3)."""
+    optimizer = chain(accumulate(2), sgd(lr=1.0))
+    params = torch.ones(1)
+    state = optimizer.init(params)
+    old = State(state.leaves, Shared(torch.tensor(4), state.shared.stages))
+    with pytest.raises(ValueError, match="make one step by update"):
+        optimizer.update_(params, params, old)
+    _, new = optimizer.update(params, params, old)
+    assert [int(one) for one in new.shared.opened if one != ()] == [4]
 
 
 def backbone(optimizer: Optimizer, **options: float) -> Optimizer:

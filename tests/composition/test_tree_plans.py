@@ -306,6 +306,19 @@ def floating_with_grad(one: Tensor) -> Tensor:
     return one.clone().requires_grad_() if one.is_floating_point() else one
 
 
+def test_a_state_of_an_earlier_version_says_after_a_planned_step_how_often_gates_opened() -> None:
+    optimizer = COMPOSED["accumulate"]()
+    params = params_of()
+    state = optimizer.init(params)
+    for step in range(4):
+        params, state = optimizer.update(params, grads_at(step), state)
+    earlier = State(state.leaves, state.shared._replace(opened=()))
+    made = optimizer.update(params, grads_at(4), earlier)
+    want = optimizer.using(executor="reference").update(params, grads_at(4), earlier)
+    assert [int(one) for one in optree.tree_leaves(made[1].shared.opened)] == [4]
+    assert_same(list(made), list(want))
+
+
 def test_a_pure_step_of_tensors_with_gaps_is_not_made_by_the_plan_of_dense_ones() -> None:
     """torch rounds 16-bit sums of tensors with gaps in another way than those of their copies."""
     optimizer = sgd(lr=1e-3, maximize=True)

@@ -29,6 +29,7 @@ from functional_optim import (
     to_torch_state_dict,
 )
 from functional_optim.storage import STATE_STORAGES
+from functional_optim.storage.state_storage import are_codes
 from sharding import ZeroRedundancyOptimizer
 from sharding.commands.convert import convert
 from sharding.storage import ChecksumReader, ChecksumWriter
@@ -214,6 +215,13 @@ def test_a_folder_with_codes_is_refused_and_loads_after_conversion(
             planner = DefaultLoadPlanner(allow_partial_load=True)
             with pytest.raises(CheckpointException, match="optimizer.load_state_dict"):
                 dcp.load(state, storage_reader=one, planner=planner)
+        if reader == "8 bits":  # torch's reader converts codes to numbers
+            dcp.load(state, checkpoint_id=folder)
+            before = copy.deepcopy(loading.state_dict()["state"])
+            with pytest.raises(ValueError, match="exp_avg has 8-bit codes without their scales"):
+                set_optimizer_state_dict(other, loading, state["optim"])
+            for number, entries in loading.state_dict()["state"].items():
+                assert_same_entries(entries, before[number])
     result = CliRunner().invoke(convert, [str(folder), str(file)])
     assert result.exit_code == 0, result.output
     other.load_state_dict(module.state_dict())
@@ -229,6 +237,16 @@ def test_a_folder_with_codes_is_refused_and_loads_after_conversion(
     found, wanted = resumed.state_dict()["state"], optimizer.state_dict()["state"]
     for number, entries in wanted.items():
         assert_same_entries(found[number], entries)
+
+
+def test_numbers_that_are_no_codes() -> None:
+    storage = STATE_STORAGES["int8"]
+    for value in (noise(1, 600), noise(2, 600).square(), torch.tensor([-3.0])):
+        codes, _ = storage.encode(value, None, 1)
+        assert are_codes(codes.float()) and not are_codes(value)
+        assert not are_codes(storage.decode(storage.encode(value, None, 1)))
+    for value in ([1.0], [126.0], [127.5], [256.0], [-127.0], [float("nan")], [float("inf")]):
+        assert not are_codes(torch.tensor(value))
 
 
 def test_momentum_in_codes_before_the_first_step_is_no_step() -> None:

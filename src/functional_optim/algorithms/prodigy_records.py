@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -57,3 +58,12 @@ class ProdigyCoefficients(NamedTuple):
     decays: bool
     is_active: bool  # True if lr is not 0
     moves: bool  # True if any gradient is not 0
+
+
+torch.serialization.add_safe_globals(
+    [
+        (one, f"functional_optim.algorithms.prodigy.{one.__name__}")
+        for one in (ProdigyState, ProdigyShared)
+    ]
+)
+"""Checkpoints of earlier versions name these classes as parts of module ``prodigy``."""

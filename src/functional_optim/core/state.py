@@ -68,7 +68,7 @@ class Shared(NamedTuple):
     """For each link of the optimizer, its shared scalars as 0-d float64 tensors; () for none."""
     opened: tuple[Any, ...] = ()
     """For each link that is a gate, a 0-d int64 tensor: the number of its openings, which is the
-    step count of the stages after it. () for other links."""
+    step count of the stages after it. () for other links, and in states of earlier versions."""
 
 
 class State(NamedTuple):
@@ -106,8 +106,11 @@ def state_tensors(states: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-# torch.load reads a saved State with its safe defaults, since a State is tuples of tensors.
-torch.serialization.add_safe_globals([GateCounts, LeafState, Shared, State])
+# torch.load reads a saved State with its safe defaults, since a State is tuples of tensors. Early
+# versions saved it under the name of another module.
+_SAVED = (GateCounts, LeafState, Shared, State)
+_BEFORE = [(kind, f"functional_optim.state.{kind.__name__}") for kind in _SAVED]
+torch.serialization.add_safe_globals([*_SAVED, *_BEFORE])
 
 
 def map_state(function: Callable[..., Tensor], *states: Any) -> Any:

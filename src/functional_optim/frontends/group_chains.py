@@ -215,7 +215,8 @@ class GroupChains:
         found = [{key: group[key] for key in wanted if key in group} for group in groups]
         if not wanted:
             return
-        missing = sorted(wanted.keys() - found[0].keys())
+        # Earlier versions did not write how often gates have opened.
+        missing = sorted(wanted.keys() - found[0].keys() - self._opened.keys())
         # By their text, since NaN differs from itself.
         if missing or any(repr(one) != repr(found[0]) for one in found):
             what = f"it has no {', '.join(missing)}" if missing else "its groups differ in that"
@@ -234,7 +235,8 @@ class GroupChains:
             for key, (place, at) in self._keys.items():
                 self.shared.stages[place][at].copy_(as_tensor(groups[0][key]))
             for key, place in self._opened.items():
-                self.shared.opened[place].fill_(groups[0][key])
+                # Without this entry, schedules depended on the number of calls.
+                self.shared.opened[place].fill_(groups[0].get(key, groups[0][CALLS]))
         self.write_shared(groups)
 
     def views(self, groups: Sequence[Group], states_of: StatesOf) -> list[Tensor]:

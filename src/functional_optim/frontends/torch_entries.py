@@ -34,7 +34,9 @@ from functional_optim.storage.conversion import (
     find_extras,
     from_any_storage,
     plain_entries,
+    plain_form,
     plain_stages,
+    refuse_codes,
 )
 
 _DISTRIBUTED_CHECKPOINT = "torch.distributed.checkpoint"
@@ -208,6 +210,13 @@ def restore_form(
     in ``loaded`` is used instead. For a stored chain, state in another storage is converted.
     """
     is_stored = plain_stages(stages) != tuple(stages)
+    if is_stored:
+        like = [(param.shape, param.dtype) for param in group["params"]]
+        forms = [
+            (plain_form(stages, hypers, *one), entry_layout(stages, hypers, *one).dtypes)
+            for one in like
+        ]
+        refuse_codes(forms, loaded)
     for k, (entries, param) in enumerate(zip(loaded, group["params"], strict=True)):
         given = {name: one.dtype for name, one in entries.items() if isinstance(one, Tensor)}
         dtypes = entry_layout(stages, hypers, param.shape, param.dtype).dtypes

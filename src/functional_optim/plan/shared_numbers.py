@@ -104,8 +104,21 @@ def check_shared(optimizer: Chain, shared: Any) -> None:
     if any(gates) and [isinstance(one, Tensor) for one in shared.opened] != gates:
         raise ValueError(
             "state.shared.opened must say how often each gate has opened, got "
-            f"{format_value(shared.opened)}: it is the state of another optimizer; use init(params)"
+            f"{format_value(shared.opened)}: it is the state of another optimizer, or of an "
+            "earlier version; make one step by update(), whose state says it"
         )
+
+
+def with_opened(links: Links, shared: Any) -> Any:
+    """Return shared scalars that include how often each gate opened.
+
+    The state of an earlier version lacks this. There, schedules counted calls, so the number of
+    calls is used.
+    """
+    if not isinstance(shared, Shared) or shared.opened:
+        return shared
+    gates = [link.stage.gate is not None for link in links]
+    return shared._replace(opened=tuple(shared.step if gate else () for gate in gates))
 
 
 def common_hyper(stage: Stage, hypers: Sequence[Any]) -> Any:

@@ -29,6 +29,7 @@ from functional_optim.plan.leaf_inputs import flatten_inputs
 from functional_optim.plan.list_layout import StepLayout
 from functional_optim.plan.planned_runs import PreparedStep, step_inputs
 from functional_optim.plan.planned_steps import PlannedSteps
+from functional_optim.plan.shared_numbers import with_opened
 from functional_optim.plan.step_counts import is_step_count
 from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
 from functional_optim.plan.tree import Given, Tree, TreeForm, check_in_place, planned_tree_of
@@ -177,6 +178,8 @@ def step(
         if not _have_plain_hypers(chains) or not plan.is_for(tree):
             continue
         shared = given[2].shared
+        if isinstance(shared, Shared):
+            shared = with_opened(optimizer.links, shared)
         with torch.no_grad():
             own = plan.prepare(optimizer, chains, tree, shared, measured, extra, in_place=False)
             if own is not None:
@@ -191,7 +194,10 @@ def update(
 
     Arguments and result as for :meth:`Optimizer.update`.
     """
-    params, _, state = given
+    params, grads, state = given
+    if isinstance(state, State):
+        state = state._replace(shared=with_opened(optimizer.links, state.shared))
+        given = params, grads, state
     leaves, spec, states, read = leaf_by_leaf.step_leaves(optimizer, *given)
     check_not_captured(leaf.param for leaf in read.stepped)
     is_traced = torch.compiler.is_compiling()
@@ -273,7 +279,10 @@ def _listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
     """
     if not isinstance(given[2], State):
         return None
-    tree = planned_tree_of(optimizer, given, in_place=in_place)
+    params, grads, state = given
+    if not in_place and isinstance(state.shared, Shared):
+        state = state._replace(shared=with_opened(optimizer.links, state.shared))
+    tree = planned_tree_of(optimizer, (params, grads, state), in_place=in_place)
     if tree is None:
         return None
     mask = mask_of(tree.params)

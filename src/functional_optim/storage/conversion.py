@@ -18,7 +18,7 @@ from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.core.torch_state import entry_layout, from_entries
 from functional_optim.storage.layout import field_name
 from functional_optim.storage.param_storage import EXTRAS, extras_for
-from functional_optim.storage.state_storage import BLOCK, STATE_STORAGES
+from functional_optim.storage.state_storage import BLOCK, STATE_STORAGES, are_codes
 from functional_optim.storage.stored import Stored
 
 STEP = "step"
@@ -107,6 +107,31 @@ def plain_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     for stage in stages:
         found += stage.parts() if isinstance(stage, Stored) else [stage]
     return tuple(found)
+
+
+def refuse_codes(
+    forms: Sequence[tuple[PlainForm, Collection[str]]], loaded: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raise ValueError if every value of an 8-bit field is a code.
+
+    Releases before this one saved codes and scales. ``torch.distributed.checkpoint`` converts such
+    codes to the numbers that it is asked for, without an error and without the scales. ``forms``
+    has for each parameter its plain form, and the names of its tensors as stored.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for (form, names), entries in zip(forms, loaded, strict=True):
+        for field, tensors in find_field_tensors(form.dtypes, names).items():
+            value = entries.get(field)
+            if tensors.scale and isinstance(value, Tensor) and value.is_floating_point():
+                found.setdefault(field, []).append(value)
+    for field, values in found.items():
+        if any(bool(one.any()) for one in values) and all(map(are_codes, values)):
+            raise ValueError(
+                f"{field} has 8-bit codes without their scales: an earlier release saved this "
+                "checkpoint, and torch.distributed.checkpoint has converted the codes to numbers. "
+                "Write it to a file with `functional-optim convert FOLDER old.pt`, and load that "
+                "with optimizer.load_state_dict(torch.load('old.pt')), which decodes the codes"
+            )
 
 
 def find_field_tensors(fields: Collection[str], names: Collection[str]) -> dict[str, FieldTensors]:

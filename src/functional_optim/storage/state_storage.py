@@ -133,6 +133,19 @@ def _decode_blocks(parts: Parts) -> Tensor:
     return _unblocked(torch.where(rows > last, -value, value), codes)
 
 
+def are_codes(value: Tensor) -> bool:
+    """Return True if numbers are 8-bit codes, converted to a float dtype without their scales.
+
+    Every code is an integer below 256, and each block has the code of its largest element.
+    """
+    rows = _blocks(value.detach())
+    if not bool(((rows == rows.trunc()) & (rows >= 0) & (rows < 2 * _SIGN)).all()):
+        return False
+    magnitude = rows % _SIGN
+    is_zero = magnitude.amax(dim=1) == 0
+    return bool((is_zero | (magnitude == _SIGN - 1).any(dim=1)).all())
+
+
 STATE_STORAGES: dict[str, StateStorage] = {
     one.name: one
     for one in (
