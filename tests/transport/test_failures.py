@@ -113,4 +113,4 @@ def test_ranks_that_are_out_of_step(outcomes: Outcomes) -> None:
     assert "group rank 1 sends 236 bytes as its piece 0, where 240 bytes" in said[0][0]
     assert "group rank 0 sends 160 bytes as its piece 0, where 164 bytes" in said[1][0]
     for first, second in said:  # the memory may have any contents then
-        assert second == f"all_gather 1 follows an error: {first}"
+        assert second == first

@@ -218,20 +218,23 @@ def ends_early(last: int) -> list[bool]:
         one.launch().wait()
         os._exit(0)
     process = Path("/proc", store.get("process").decode())
-    run = SharedSlots.run
+    write = SharedSlots.write
 
-    def read_last_piece_late(slots: SharedSlots, operation: str, given: Exchange) -> None:
-        def take(piece: slice, received: Mapping[int, Tensor]) -> None:
-            if piece == given.pieces[-1]:
+    def write_and_read_late(slots: SharedSlots, exchange: Exchange) -> None:
+        take = exchange.take
+
+        def take_late(piece: slice, received: Mapping[int, Tensor]) -> None:
+            if piece == exchange.pieces[-1]:
                 # The last rank is a zombie until its parent looks.
                 _wait_until(
                     lambda: not process.exists() or " (zombie)" in (process / "status").read_text()
                 )
-            given.take(piece, received)
+            take(piece, received)
 
-        run(slots, operation, given._replace(take=take))
+        exchange.take = take_late
+        write(slots, exchange)
 
-    with mock.patch.object(SharedSlots, "run", read_last_piece_late):
+    with mock.patch.object(SharedSlots, "write", write_and_read_late):
         one.launch().wait()
     meet("taken", [other for other in range(dist.get_world_size()) if other != last])
     return [

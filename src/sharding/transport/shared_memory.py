@@ -9,7 +9,6 @@ gloo's error if one of them dies. Small operations use gloo.
 import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor
@@ -47,10 +46,14 @@ class _Queue:
             self._has_asked = True
         return self.slots
 
+    def next_name(self) -> str:
+        """Return the name of the next operation in errors."""
+        return f"{self._name} {next(self._count)}"
+
     def launch(self, slots: SharedSlots, exchange: Exchange) -> Work:
-        """Let the thread run an operation."""
-        run = partial(slots.run, f"{self._name} {next(self._count)}", exchange)
-        return PendingWork(self._thread.submit(run).result)
+        """Let the thread run an operation. Its last pieces are read when it is waited for."""
+        self._thread.submit(slots.write, exchange)
+        return PendingWork(lambda: self._thread.submit(slots.finish, exchange).result())
 
 
 class SharedMemoryTransport:
@@ -121,7 +124,8 @@ class SharedMemoryTransport:
         # A rank that owns something sends nothing to itself.
         pieces = slots.cut(max(sizes), owners if owners < self.size else owners - 1)
         wanted = dict.fromkeys(self._others, own.numel())
-        return self._reducing.launch(slots, Exchange(sent, wanted, add, pieces))
+        exchange = Exchange(self._reducing.next_name(), sent, wanted, add, pieces)
+        return self._reducing.launch(slots, exchange)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
         """Gather ranges: see :meth:`sharding.transport.Transport.all_gather`."""
@@ -140,5 +144,6 @@ class SharedMemoryTransport:
 
         self._sent += sizes[self.rank] * len(sent)
         wanted = {rank: sizes[rank] for rank in self._others}
-        exchange = Exchange(sent, wanted, copy, slots.cut(max(sizes)))
+        name, pieces = self._gathering.next_name(), slots.cut(max(sizes))
+        exchange = Exchange(name, sent, wanted, copy, pieces)
         return self._gathering.launch(slots, exchange)

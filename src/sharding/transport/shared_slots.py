@@ -2,8 +2,10 @@
 
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ from sharding.transport.messages import (
     ADVICE,
     Direction,
     MessageTags,
+    PartMessage,
     launch_broadcast,
     launch_messages,
     wait_messages,
@@ -26,16 +29,22 @@ SWITCH = "FUNCTIONAL_OPTIM_SHARED_MEMORY"
 """Environment variable. If it is 0 on any rank, all ranks use the network."""
 MOST = 64
 """The largest number of ranks of a group that share memory."""
-SLOTS = 2
-"""Slots of a rank. A rank announces a piece when it has read the piece before. So when a rank has
-all announcements of a piece, it can fill the slot of the piece before again."""
+AHEAD = 1
+"""Number of pieces that a rank writes ahead of the piece that it reads."""
+SLOTS = 2 * AHEAD + 2
+"""Slots of a rank. When a rank writes piece n, it has read piece n - AHEAD - 1, so all ranks have
+announced that piece. A rank announces a piece when it has read the piece AHEAD + 1 before it. So
+piece n - SLOTS has been read by all ranks, and its slot is free."""
 SLOT_BYTES = 1 << 22
 ALIGNMENT = 64
 
 
-class Exchange(NamedTuple):
-    """Bytes that a rank sends and gets in one operation."""
+@dataclass(eq=False)
+class Exchange:
+    """Operation of one kind: the bytes that a rank sends and gets."""
 
+    name: str
+    """The name in errors."""
     sent: Mapping[int, Tensor]
     """By other rank, the bytes that it gets; several ranks may get the same tensor."""
     wanted: Mapping[int, int]
@@ -45,6 +54,20 @@ class Exchange(NamedTuple):
     the slice, in the memory of the other ranks. It may change what only this rank gets."""
     pieces: tuple[slice, ...]
     """The slices, the same on all ranks."""
+    count: int = 0
+    """The number of pieces that this rank has read."""
+
+
+class _Announced(NamedTuple):
+    """Piece that this rank has written, and of which it has read nothing yet."""
+
+    exchange: Exchange
+    piece: slice
+    number: int
+    """In the order of the pieces of all operations."""
+    words: dict[int, Tensor]
+    """By other rank, its announcement, once the messages have arrived."""
+    messages: list[PartMessage]
 
 
 class SharedSlots:
@@ -66,7 +89,9 @@ class SharedSlots:
         self.segments = segments
         memory = [torch.frombuffer(one.memory, dtype=torch.uint8) for one in segments]
         self._slots = [one.tensor_split(SLOTS) for one in memory]
+        self._unread = deque[_Announced]()
         self._error: BaseException | None = None
+        """The first error. No piece is exchanged afterwards."""
 
     def cut(self, nbytes: int, parts: int = 1) -> tuple[slice, ...]:
         """Return the pieces of parts with at most ``nbytes`` bytes, if a slot has several parts."""
@@ -74,42 +99,66 @@ class SharedSlots:
         step = max(room // ALIGNMENT, 1) * ALIGNMENT
         return tuple(slice(start, start + step) for start in range(0, nbytes, step))
 
-    def run(self, operation: str, exchange: Exchange) -> None:
-        """Send and get all pieces of an operation. After an error, no operation runs any more.
+    def write(self, exchange: Exchange) -> None:
+        """Send all pieces of an operation, unless an error stops it, which ``finish`` raises."""
+        try:
+            for piece in exchange.pieces if self._error is None else ():
+                self._unread.append(self._write(exchange, piece))
+                if len(self._unread) > AHEAD:
+                    self._read(self._unread.popleft())
+        except BaseException as error:  # noqa: BLE001  as above
+            self._error = error
+
+    def finish(self, exchange: Exchange) -> None:
+        """Read all pieces of an operation that is written.
 
         Raises:
-            TransportError: a rank died, did not come, or runs another operation.
+            TransportError: a rank died, did not come, or runs another operation; now or before.
         """
-        if self._error is not None:
-            raise TransportError(f"{operation} follows an error: {self._error}") from self._error
-        try:
-            for piece in exchange.pieces:
-                self._exchange(operation, exchange, piece)
-        except BaseException as error:
-            self._error = error
-            raise
+        while exchange.count < len(exchange.pieces):
+            if self._error is not None:
+                raise self._error
+            try:
+                self._read(self._unread.popleft())
+            except BaseException as error:
+                self._error = error
+                raise
 
-    def _exchange(self, operation: str, exchange: Exchange, piece: slice) -> None:
-        """Write a piece for the other ranks, wait for the pieces that they write, and read them."""
+    def _write(self, exchange: Exchange, piece: slice) -> _Announced:
+        """Copy a piece of each part to a slot, and announce it to every other rank."""
         number, tag = self._tags.next()
-        places = self._write(number, exchange.sent, piece)
         own, size = self._group.rank(), self._group.size()
+        slot, room = self._slots[own][number % SLOTS], 0
+        places = dict[int, int]()
+        for part in exchange.sent.values():
+            if id(part) not in places:
+                places[id(part)] = room
+                found = part[piece]
+                slot[room : room + found.numel()].copy_(found)
+                room += -(-found.numel() // ALIGNMENT) * ALIGNMENT
         words, moves = {}, []
         for rank in (*range(own + 1, size), *range(own)):
             # Each rank begins with another one, so that no rank gets all messages first.
-            count = exchange.sent[rank][piece].numel()
-            word = torch.tensor([number, places[rank], count], device="cpu")
+            part = exchange.sent[rank]
+            count = part[piece].numel()
+            word = torch.tensor([number, places[id(part)], count], device="cpu")
             words[rank] = torch.zeros_like(word)
             moves.append((Direction.TO, rank, word, count))
             moves.append((Direction.FROM, rank, words[rank], count))
-        wait_messages(operation, self._group, launch_messages(operation, self._group, moves, tag))
+        messages = launch_messages(exchange.name, self._group, moves, tag)
+        return _Announced(exchange, piece, number, words, messages)
+
+    def _read(self, announced: _Announced) -> None:
+        """Wait until all other ranks have announced a piece, and process what they send."""
+        exchange, piece, number, words, messages = announced
+        wait_messages(exchange.name, self._group, messages)
         found = {}
         for rank, word in sorted(words.items()):
             expected = len(range(exchange.wanted[rank])[piece])
             other, start, count = word.tolist()
             if (other, count) != (number, expected):
                 raise TransportError(
-                    f"{operation}: group rank {rank} sends {count} bytes as its piece {other}, "
+                    f"{exchange.name}: group rank {rank} sends {count} bytes as its piece {other}, "
                     f"where {expected} bytes as piece {number} are expected; all ranks must launch "
                     f"the same operations, in the same order. {ADVICE}"
                 )
@@ -117,18 +166,7 @@ class SharedSlots:
                 found[rank] = self._slots[rank][number % SLOTS][start : start + count]
         if found:
             exchange.take(piece, found)
-
-    def _write(self, number: int, sent: Mapping[int, Tensor], piece: slice) -> dict[int, int]:
-        """Copy a piece of each part to a slot; return the place in the slot by rank."""
-        slot, room = self._slots[self._group.rank()][number % SLOTS], 0
-        places = dict[int, int]()
-        for part in sent.values():
-            if id(part) not in places:
-                places[id(part)] = room
-                found = part[piece]
-                slot[room : room + found.numel()].copy_(found)
-                room += -(-found.numel() // ALIGNMENT) * ALIGNMENT
-        return {rank: places[id(part)] for rank, part in sent.items()}
+        exchange.count += 1
 
 
 def share_memory(group: dist.ProcessGroup, tags: MessageTags) -> SharedSlots | None:
