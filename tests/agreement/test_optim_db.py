@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from functional_optim import Optimizer, TorchOptimizer, as_functional_optim, functional_optim_map
 
-from ..choices import EVERYTHING, case
+from ..choices import EVERYTHING, case, has_turn
 from ..core.support import same_bits
 from .optim_db import Configuration, configurations
 
@@ -148,12 +148,12 @@ def chosen(one: Configuration, turn: int) -> list[tuple[torch.dtype, str]]:
     """Return the dtypes and kinds of gradients to run a configuration with."""
     every = runs(one)
     dtypes = list(dict.fromkeys(dtype for dtype, _ in every))
-    if EVERYTHING or one.takes_sparse_only:
+    if one.takes_sparse_only:
         return every
     return [
         (dtype, kind)
         for dtype, kind in every
-        if (dtypes.index(dtype) + KINDS.index(kind) + turn) % len(KINDS) == 0
+        if has_turn(len(KINDS), dtypes.index(dtype), KINDS.index(kind), turn)
     ]
 
 

@@ -16,7 +16,7 @@ from functional_optim.kernels.exact import kernel
 from functional_optim.kernels.exact.program import LoopProgram
 from tests.cases import ONE_CHAIN
 
-from ...choices import EVERYTHING, case, pairs
+from ...choices import EVERYTHING, case, one_in, pairs
 from ..rules import RULES
 from ..support import noise, together, torch_threads
 from .support import assert_equal, assert_steps_are_equal, explained
@@ -44,7 +44,7 @@ def test_lengths() -> None:
     Every fourth algorithm is tried. If everything is tested, all are; laws try all with one length.
     """
     f32 = torch.float32
-    for place, name in enumerate([*TABLE][:: 1 if EVERYTHING else 4]):
+    for place, name in enumerate(one_in(4, TABLE)):
         optimizer = TABLE[name]
         threads = (1, 2, 4)[place % 3]
         with case(name=name, threads=threads), torch_threads(threads):

@@ -9,7 +9,7 @@ from functional_optim import Optimizer, chain, partition
 from functional_optim.testing import LAWS, Subject
 from functional_optim.testing.runs import MAX_STEPS, REAL_DTYPES, SMALL_SHAPES, Run
 
-from ...choices import EVERYTHING, case
+from ...choices import EVERYTHING, case, has_turn
 from ..support import SLOW, TABLE, require_of_runs, seeded_run
 
 SHAPES = ((300,), *SMALL_SHAPES, (1, 2, 1, 2))
@@ -42,8 +42,8 @@ def test_laws_of_compiled_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     def check(run: Run) -> None:
         place = next(places)
         for law, one in known.items():
-            has_turn = EVERYTHING or (turn + RUN_OF[law] + place) % 2 == 0
-            if has_turn and (run.dtype.itemsize > 2 or not one.not_16_bit):
+            is_tried = has_turn(2, turn, RUN_OF[law], place)
+            if is_tried and (run.dtype.itemsize > 2 or not one.not_16_bit):
                 with case(law=law):
                     one.check(subject, run)
 
