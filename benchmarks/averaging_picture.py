@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from benchmarks.records import Report
 
 
@@ -11,8 +13,6 @@ def draw_averaging(report: Report, path: Path) -> None:
     Raises:
         ValueError: there is nothing to draw.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415  only pictures need matplotlib
-
     races = report.averaging_races
     if not races:
         raise ValueError("a picture needs at least one model trained over a slow link, got none")

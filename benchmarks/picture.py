@@ -1,16 +1,15 @@
 """The report as one picture: five contestants of every cell, as multiples of the floor."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks import contestants as who
 from benchmarks.cases import CASES
 from benchmarks.ratios import ratio
 from benchmarks.records import Cell, Report
 from benchmarks.workloads import WORKLOADS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MARKS = {
     who.AUTO: ("#0b3d91", "o", "functional-optim, auto"),
@@ -31,8 +30,6 @@ def draw(report: Report, path: Path) -> None:
     Raises:
         ValueError: there is nothing to draw.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415  only pictures need matplotlib
-
     cells = [cell for cell in report.cells if cell.device == "cpu"]
     workloads = [name for name in WORKLOADS if any(cell.workload == name for cell in cells)]
     if not workloads:
@@ -43,7 +40,7 @@ def draw(report: Report, path: Path) -> None:
         _panel(axes, workload, [cell for cell in cells if cell.workload == workload])
     panels[-1].set_xlabel("time of a step, in multiples of one pass of a loop in C (dashed)")
     handles = [
-        panels[0].plot([], [], mark, color=color, label=label)[0]
+        Axes.plot(panels[0], [], [], mark, color=color, label=label)[0]
         for color, mark, label in MARKS.values()
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
@@ -58,7 +55,7 @@ def draw(report: Report, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _panel(axes: "Axes", workload: str, cells: list[Cell]) -> None:
+def _panel(axes: Axes, workload: str, cells: list[Cell]) -> None:
     names = list(CASES)
     steps = len(MARKS) - 1
     for cell in cells:

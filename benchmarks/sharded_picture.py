@@ -1,14 +1,13 @@
 """Sharded training as one picture: every contestant, as a multiple of torch ZeRO's best time."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks import sharded as who
 from benchmarks.ratios import ratio
 from benchmarks.records import Report, Sharded
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 OURS, PEER = ("#0b3d91", "o"), ("#c1121f", "s")
 """Colours and markers: discs for ours, squares for peers."""
@@ -20,8 +19,6 @@ def draw_sharded(report: Report, path: Path) -> None:
     Raises:
         ValueError: there is nothing to draw.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415  only pictures need matplotlib
-
     places = [one for one in report.sharded if one.cell.heats]
     if not places:
         raise ValueError("a picture needs at least one model that was trained, got none")
@@ -40,7 +37,7 @@ def draw_sharded(report: Report, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _panel(axes: "Axes", place: Sharded) -> None:
+def _panel(axes: Axes, place: Sharded) -> None:
     for height, name in enumerate(who.NAMES):
         found = ratio(place.cell, name, who.TORCH_BEST)
         if found is not None:

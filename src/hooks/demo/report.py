@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -165,8 +166,6 @@ def _mib(count: float) -> str:
 
 def draw(ranks: Sequence[RankResult], path: Path) -> None:
     """Write the training and validation curves of all runs to one picture."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  only pictures need matplotlib
-
     figure = Figure(figsize=(8, 5), layout="constrained")  # no pyplot: no window, no global state
     axes = figure.subplots()
     runs = [same_run(ranks, index) for index in range(len(ranks[0].runs))]
