@@ -23,7 +23,7 @@ LINT = echo "== ruff check" && $(BIN)/ruff check && \
 	echo "== import-linter" && $(BIN)/lint-imports
 
 .DEFAULT_GOAL := help
-.PHONY: help agreement convergence demo bench gpu claims check test test-all test-install planted-faults lint docs docs-serve docs-test clean
+.PHONY: help agreement convergence demo bench gpu claims check test test-all test-install planted-faults lint lint-beside-tests docs docs-serve docs-test clean
 
 help: ## list the targets
 	@echo "make targets:"
@@ -55,13 +55,13 @@ check: $(STAMP) ## in some minutes: lint, and the tests that need no compiler an
 	$(PYTEST) -q -m unit tests || failed=1; \
 	wait $$lint || failed=1; cat $(VENV)/lint.txt; exit $$failed
 
-test: lint ## before every merge: lint, then all tests, and the examples in docstrings
+test: lint-beside-tests ## before every merge: lint, then all tests, and the examples in docstrings
 	@echo "== pytest: tests, and the examples in docstrings"
 	@$(PYTEST) tests --doctest-modules src
 
 # A test has all its cases inside, so it may take long.
 test-all: export FUNCTIONAL_OPTIM_TESTS = all
-test-all: lint ## for a night: the same, with every combination of options, and many drawn examples
+test-all: lint-beside-tests ## for a night: the same, with every combination of options, and many drawn examples
 	@echo "== pytest: everything, and other examples in each run"
 	@$(PYTEST) --timeout 7200 tests --doctest-modules src
 
@@ -82,6 +82,12 @@ docs-serve: $(STAMP) ## show the documentation at http://127.0.0.1:8000, and reb
 
 docs-test: docs $(VENV)/.installed-browser ## look at every page of site/ in Chromium, on a phone and on a desk
 	@$(PYTEST) -n 0 -m browser tests/browser
+
+# One process checks types, which leaves a core idle. Meanwhile pytest compiles the tests, once for
+# all its processes; in a new checkout each of them would need 20 seconds for that.
+lint-beside-tests: $(STAMP)
+	@$(PYTEST) -n 0 -q --collect-only tests >/dev/null 2>&1 & $(LINT); \
+	failed=$$?; wait; exit $$failed
 
 lint: $(STAMP) ## style, types, and the direction of imports
 	@$(LINT)

@@ -9,9 +9,9 @@ import functools
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from allpairspy import AllPairs
@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 EVERYTHING = os.environ.get("FUNCTIONAL_OPTIM_TESTS") == "all"
 """True in a run of `make test-all`."""
 
+Item = TypeVar("Item")
 MORE = 20
 """Factor by which `make test-all` draws more examples."""
 
@@ -77,6 +78,22 @@ def _each(
     for name in items:
         run = pytest.mark.parametrize(name, list(options[name]))(run)
     return run
+
+
+def has_turn(number: int, *places: int) -> bool:
+    """Return True for one of ``number`` cases in a row, and for all if everything is tested.
+
+    Args:
+        number: cases of which one is tried.
+        places: positions of a case's options in their tables. The sum decides, so that each value
+            of an option is tried with some value of each other option.
+    """
+    return EVERYTHING or sum(places) % number == 0
+
+
+def one_in(number: int, items: Iterable[Item]) -> list[Item]:
+    """Return every ``number``-th item, or all items if everything is tested."""
+    return list(items)[:: 1 if EVERYTHING else number]
 
 
 def examples(number: int, **more: Any) -> settings:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from functional_optim import Optimizer, TorchOptimizer, as_functional_optim, functional_optim_map
 
-from ..choices import EVERYTHING, case
+from ..choices import EVERYTHING, case, has_turn
 from ..core.support import same_bits
 from .optim_db import Configuration, configurations
 
@@ -148,12 +148,12 @@ def chosen(one: Configuration, turn: int) -> list[tuple[torch.dtype, str]]:
     """Return the dtypes and kinds of gradients to run a configuration with."""
     every = runs(one)
     dtypes = list(dict.fromkeys(dtype for dtype, _ in every))
-    if EVERYTHING or one.takes_sparse_only:
+    if one.takes_sparse_only:
         return every
     return [
         (dtype, kind)
         for dtype, kind in every
-        if (dtypes.index(dtype) + KINDS.index(kind) + turn) % 2 == 0
+        if has_turn(len(KINDS), dtypes.index(dtype), KINDS.index(kind), turn)
     ]
 
 
@@ -176,8 +176,8 @@ def test_the_list_has_every_class_that_has_an_equivalent() -> None:
 def test_every_configuration_is_torchs(cls: str) -> None:
     """Every configuration equals torch's class in place, and every fourth run by pure updates.
 
-    Each dtype has every second kind of gradients, and the next dtype the others, by turns. If
-    everything is tested, each dtype has every kind.
+    Each dtype of a configuration has one kind of gradients, by turns. If everything is tested,
+    each dtype has every kind.
     """
     for turn, (name, one) in enumerate(CONFIGURATIONS.items()):
         if one.cls.__name__ != cls:

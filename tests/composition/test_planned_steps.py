@@ -94,20 +94,6 @@ def test_planned_steps_are_those_of_the_reference(
             run.assert_same(want, state)
 
 
-@pytest.mark.parametrize("mask", [set(), {"body.bias"}], ids=["all gradients", "one is missing"])
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
-@pytest.mark.parametrize("name", SOME)
-def test_a_steady_step_plans_nothing(
-    name: str, front_end: str, mask: set[str], seen: list[str]
-) -> None:
-    run = FRONT_ENDS[front_end](KINDS[name](), params_of())
-    for step in range(3 * PERIOD):
-        if step == 2 * PERIOD:
-            seen.clear()
-        run.step(grads_without(step, mask))
-    assert seen == []
-
-
 @pytest.mark.parametrize("name", SOME)
 def test_a_tree_is_stepped_purely_and_in_place_by_turns(name: str) -> None:
     optimizer, run = KINDS[name](), FRONT_ENDS["update"](KINDS[name](), params_of())

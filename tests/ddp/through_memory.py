@@ -7,8 +7,8 @@ from unittest import mock
 
 from sharding.transport import shared_memory, shared_slots
 
-SLOT_BYTES = 512
-"""Bytes of a slot, so few that operations of tests have many pieces."""
+SHARED_BYTES = 6144
+"""Bytes of all slots, so few that operations of tests have many pieces."""
 
 
 class Seen:
@@ -30,6 +30,6 @@ def through_memory() -> Iterator[Seen]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(shared_memory, "SMALLEST", 1))
-        stack.enter_context(mock.patch.object(shared_slots, "SLOT_BYTES", SLOT_BYTES))
+        stack.enter_context(mock.patch.object(shared_slots, "SHARED_BYTES", SHARED_BYTES))
         stack.enter_context(mock.patch.object(shared_slots.SharedSlots, "write", counted))
         yield seen

@@ -1,7 +1,6 @@
 """Model with two layers, data, and optimizers for the tests of libraries."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -107,13 +106,3 @@ def plainly(optimizer: torch.optim.Optimizer, model: nn.Module, steps: int) -> N
         model(**every[step % len(every)])["loss"].backward()
         optimizer.step()
         schedule.step()
-
-
-@contextmanager
-def grad_mode_kept() -> Iterator[None]:
-    """Restore the grad mode after the block, since some libraries change it."""
-    before = torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(before)

@@ -1,14 +1,10 @@
 """Tests of Lightning: automatic and manual optimization, LearningRateMonitor, SWA, checkpoints."""
 
-import logging
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import lightning
 import pytest
 import torch
-from lightning.pytorch.callbacks import LearningRateMonitor, StochasticWeightAveraging
-from lightning.pytorch.loggers import CSVLogger
 from torch.optim.swa_utils import SWALR
 
 from tests.choices import each
@@ -31,93 +27,65 @@ pytestmark = QUIET
 STEPS = 6
 """Number of steps in an epoch."""
 
-for name_ in ("lightning.pytorch", "lightning.fabric"):
-    logging.getLogger(name_).setLevel(logging.ERROR)
 
+@pytest.fixture(scope="module")
+def runs() -> ModuleType:
+    """Import Lightning, which takes seconds, only in the process that runs these tests."""
+    from . import lightning_runs
 
-class Trained(lightning.LightningModule):
-    """Module with a model, an optimizer and a schedule, which advances by steps or by epochs."""
-
-    def __init__(self, optimizer: Any, *, manual: bool = False, every: str = "step") -> None:
-        super().__init__()
-        self.model = Model()
-        self.automatic_optimization = not manual
-        self._optimizer, self._every = optimizer, every
-
-    def configure_optimizers(self) -> Any:
-        made = self._optimizer(self.model)
-        schedule = {"scheduler": schedule_of(made), "interval": self._every}
-        return {"optimizer": made, "lr_scheduler": schedule}
-
-    def training_step(self, batch: Any, _: int) -> Any:
-        loss = self.model(**batch)["loss"]
-        if self.automatic_optimization:
-            return loss
-        self.optimizers().zero_grad()
-        self.manual_backward(loss)
-        self.optimizers().step()
-        self.lr_schedulers().step()
-        return None
-
-
-def fit(module: Any, epochs: int, folder: Path, *, resume: Any = None, **more: Any) -> Any:
-    options: dict[str, Any] = {"logger": False, **more}
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        **options,
-    )
-    trainer.fit(module, batches(), ckpt_path=resume)
-    return trainer
+    return lightning_runs
 
 
 @each(name=OPTIMIZERS, manual=[False, True])
-def test_it_is_the_run_without_it(name: str, manual: bool, tmp_path_factory: Any) -> None:
+def test_it_is_the_run_without_it(
+    name: str, manual: bool, runs: ModuleType, tmp_path_factory: Any
+) -> None:
     alone = Model()
     plainly(optimizer_of(name, alone), alone, 2 * STEPS)
-    module = Trained(lambda model: optimizer_of(name, model), manual=manual)
-    fit(module, 2, tmp_path_factory.mktemp("run"))
+    module = runs.Trained(lambda model: optimizer_of(name, model), manual=manual)
+    runs.fit(module, 2, tmp_path_factory.mktemp("run"))
     assert_same(values(module.model), values(alone))
 
 
 @each(name=TORCH, more=[{}, {"gradient_clip_val": 0.1}, {"accumulate_grad_batches": 3}])
-def test_it_is_torchs_optimizer(name: str, more: dict[str, Any], tmp_path_factory: Any) -> None:
+def test_it_is_torchs_optimizer(
+    name: str, more: dict[str, Any], runs: ModuleType, tmp_path_factory: Any
+) -> None:
     results = []
     for made in (
         lambda model: optimizer_of(name, model),
         lambda model: TORCH[name](model.parameters()),
     ):
-        module = Trained(made)
-        fit(module, 2, tmp_path_factory.mktemp("run"), **more)
+        module = runs.Trained(made)
+        runs.fit(module, 2, tmp_path_factory.mktemp("run"), **more)
         results.append(values(module.model))
     assert_same(*results)
 
 
 @each(name=OPTIMIZERS)
-def test_a_run_is_resumed(name: str, tmp_path_factory: Any) -> None:
+def test_a_run_is_resumed(name: str, runs: ModuleType, tmp_path_factory: Any) -> None:
     """A run continues from a checkpoint of Lightning, bit for bit."""
     folder = tmp_path_factory.mktemp("run")
-    whole, first, second = (Trained(lambda model: optimizer_of(name, model)) for _ in range(3))
-    fit(whole, 3, folder)
-    fit(first, 1, folder).save_checkpoint(folder / "first.ckpt")
-    trainer = fit(second, 3, folder, resume=folder / "first.ckpt")
+    whole, first, second = (runs.Trained(lambda model: optimizer_of(name, model)) for _ in range(3))
+    runs.fit(whole, 3, folder)
+    runs.fit(first, 1, folder).save_checkpoint(folder / "first.ckpt")
+    trainer = runs.fit(second, 3, folder, resume=folder / "first.ckpt")
     assert trainer.global_step == 3 * STEPS
     assert second.model.calls == 2 * STEPS
     assert_same(values(second.model), values(whole.model))
 
 
 @each(name=OPTIMIZERS)
-def test_learning_rates_are_monitored(name: str, tmp_path_factory: Any) -> None:
+def test_learning_rates_are_monitored(name: str, runs: ModuleType, tmp_path_factory: Any) -> None:
     """Faults 17 and 18: Lightning reads the rate, momentum and weight decay of every group."""
+    from lightning.pytorch.callbacks import LearningRateMonitor
+    from lightning.pytorch.loggers import CSVLogger
+
     folder = tmp_path_factory.mktemp("run")
     monitor = LearningRateMonitor("step", log_momentum=True, log_weight_decay=True)
-    module = Trained(lambda model: optimizer_of(name, model))
+    module = runs.Trained(lambda model: optimizer_of(name, model))
     logger = CSVLogger(folder)
-    trainer = fit(module, 1, folder, callbacks=[monitor], logger=logger, log_every_n_steps=1)
+    trainer = runs.fit(module, 1, folder, callbacks=[monitor], logger=logger, log_every_n_steps=1)
     groups = trainer.optimizers[0].param_groups
     assert len(monitor.lrs) == len(groups)
     assert all(len(one) == STEPS for one in monitor.lrs.values())
@@ -127,14 +95,18 @@ def test_learning_rates_are_monitored(name: str, tmp_path_factory: Any) -> None:
 
 
 @each(name=OPTIMIZERS)
-def test_weights_are_averaged_by_swa(name: str, tmp_path_factory: Any) -> None:
+def test_weights_are_averaged_by_swa(name: str, runs: ModuleType, tmp_path_factory: Any) -> None:
     """Fault 18: SWALR writes a rate into every group.
 
     The average is that of a loop without Lightning, by torch's own optimizer where torch has it.
     """
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
     folder = tmp_path_factory.mktemp("run")
-    module = Trained(lambda model: optimizer_of(name, model), every="epoch")
-    trainer = fit(module, 4, folder, callbacks=[StochasticWeightAveraging(0.02, swa_epoch_start=2)])
+    module = runs.Trained(lambda model: optimizer_of(name, model), every="epoch")
+    trainer = runs.fit(
+        module, 4, folder, callbacks=[StochasticWeightAveraging(0.02, swa_epoch_start=2)]
+    )
     assert trainer.current_epoch == 4
     assert_same(values(module.model), averaged_by_hand(name))
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Trainer, TrainingArguments
 
 from functional_optim import TorchOptimizer
 from tests.choices import each
@@ -18,6 +17,8 @@ STEPS = 8
 
 
 def trainer_of(model: Any, folder: Path, optimizer: Any, schedule: Any = None, **more: Any) -> Any:
+    from transformers import Trainer, TrainingArguments  # takes seconds
+
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=STEPS,
@@ -71,6 +72,8 @@ def test_a_run_is_resumed(name: str, scheduled: bool, folder: Any) -> None:
 
 def test_a_class_and_its_arguments(folder: Any) -> None:
     """With ``optimizer_cls_and_kwargs``, Trainer makes the groups and sets the rates."""
+    from transformers import Trainer
+
     model, other = Model(), Model()
     made = Trainer(
         model,

@@ -11,7 +11,7 @@ from functional_optim import Optimizer, adam, adamw, chain, clip_by_global_norm,
 from functional_optim.export import export_step
 from functional_optim.storage import stored
 from tests.cases import ONE_CHAIN
-from tests.choices import each, examples
+from tests.choices import each, examples, one_in
 
 from .stages import OWN, ROW, SIGNED
 from .support import assert_same, copied, grads_of, run_in_place, stepped, tree
@@ -42,10 +42,11 @@ LAST_PLACE = ("asgd", "adafactor")
 """Algorithms whose scalars of a whole parameter are tensors, which a program rounds once more."""
 
 
-@pytest.mark.parametrize("name", ONE_CHAIN)
+@pytest.mark.parametrize("name", one_in(3, ONE_CHAIN))
 @examples(1)
 @given(data=st.data())
-def test_every_algorithm_with_any_options(name: str, data: st.DataObject) -> None:
+def test_algorithms_with_any_options(name: str, data: st.DataObject) -> None:
+    """Every third algorithm is exported; a law traces each of them inside torch.compile."""
     made = ONE_CHAIN[name]
     dtype = data.draw(st.sampled_from(DTYPES))
     ulps = 1.0 if name in LAST_PLACE else 0.0

@@ -1,4 +1,4 @@
-"""Tests of the effects of an export beyond the step: imports, files after a failure, an example."""
+"""Tests of the effects of an export beyond the step: files after a failure, and an example."""
 
 import subprocess
 import sys
@@ -13,27 +13,6 @@ from functional_optim.export import export_step
 from .support import tree
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_importing_brings_no_compiler() -> None:
-    program = (
-        "import sys, torch, optree\n"
-        "before = set(sys.modules)\n"
-        "import functional_optim.export\n"
-        "print(sorted(name for name in set(sys.modules) - before))\n"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    brought = finished.stdout
-    assert "'functional_optim.export'" in brought
-    for heavy in ("torch._inductor", "torch._dynamo", "torch.fx.experimental", "sympy"):
-        assert f"'{heavy}" not in brought
 
 
 def test_a_failed_write_leaves_what_was_there(

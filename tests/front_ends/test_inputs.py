@@ -30,7 +30,7 @@ from functional_optim.plan import StepPlan
 
 from ..choices import case, each
 from ..composition.second_order import BOTH, EVERY, given_at, run_given
-from ..composition.trees import HOLES, STEPS, Tree, grads_at, kind, params_of
+from ..composition.trees import HOLES, STEPS, grads_at, kind, params_of
 from ..tensors import assert_same, normal
 
 CHOSEN: dict[str, tuple[Callable[[], Optimizer], int]] = {
@@ -50,7 +50,6 @@ CHOSEN: dict[str, tuple[Callable[[], Optimizer], int]] = {
     ),
 }
 FORMS = ("parameters", "names")
-Form = Callable[[Mapping[str, Tensor], Tree], Mapping[Any, Any]]
 
 
 def named() -> dict[str, Tensor]:

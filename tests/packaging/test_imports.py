@@ -119,10 +119,15 @@ def test_the_packages_are_these() -> None:
 
 
 def test_the_core_and_its_first_step_are_quiet_and_bring_nothing_heavy() -> None:
-    """Computing the form of a state once imported sympy, which took a third of a second."""
+    """Importing exports brings no compiler, and computing the form of a state brings no sympy.
+
+    Importing sympy takes a third of a second.
+    """
     heavy = ("click", "hooks", "matplotlib", "ray", "rich", "sharding", "torch.distributed.rpc")
+    compilers = ("torch._inductor", "torch._dynamo", "torch.fx.experimental", "sympy")
     brought = modules_brought_by(
-        "import functional_optim as fo",
+        "import functional_optim as fo, functional_optim.export",
+        f"assert not [name for name in {{*sys.modules}} - before if name.startswith({compilers})]",
         f"assert not [name for name in {{*sys.modules}} - before if name.startswith({heavy})]",
         "params, grads = [[torch.ones(9), torch.ones(3, 5)] for _ in range(2)]",
         "fo.adamw(0.1).using(executor='auto').bind(params).step(grads)",

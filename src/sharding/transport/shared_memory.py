@@ -60,7 +60,7 @@ class SharedMemoryTransport:
     """Transport through shared memory of one host; see :class:`~sharding.transport.Transport`.
 
     In the first large operation of each kind, all ranks check together if they can share memory:
-    if they are on one host, with 8 MiB of memory for each rank, and if no rank has the environment
+    if they are on one host, with 64 MiB of memory for all ranks, and if no rank has the environment
     variable ``FUNCTIONAL_OPTIM_SHARED_MEMORY=0``. If they cannot, all operations use gloo, and give
     the same bits. The memory has no name in the file system, so nothing is left behind, and
     ``/dev/shm`` is not used.

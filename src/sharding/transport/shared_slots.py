@@ -35,7 +35,8 @@ SLOTS = 2 * AHEAD + 2
 """Slots of a rank. When a rank writes piece n, it has read piece n - AHEAD - 1, so all ranks have
 announced that piece. A rank announces a piece when it has read the piece AHEAD + 1 before it. So
 piece n - SLOTS has been read by all ranks, and its slot is free."""
-SLOT_BYTES = 1 << 22
+SHARED_BYTES = 1 << 26
+"""Bytes of the slots of all ranks together."""
 ALIGNMENT = 64
 
 
@@ -177,25 +178,26 @@ def share_memory(group: dist.ProcessGroup, tags: MessageTags) -> SharedSlots | N
     """
     if group.size() > MOST:
         return None
-    own = _create_segment()
+    nbytes = SHARED_BYTES // group.size() // (SLOTS * ALIGNMENT) * (SLOTS * ALIGNMENT)
+    own = _create_segment(nbytes)
     every = [Address(*one) for one in _gather_numbers(group, own.address if own else NOWHERE)]
     opened: list[SharedSegment] = []
     if own is not None and NOWHERE not in every:
         with suppress(OSError):
             for one in every:
                 is_own = one == own.address
-                opened.append(own if is_own else SharedSegment.attach(one, SLOTS * SLOT_BYTES))
+                opened.append(own if is_own else SharedSegment.attach(one, nbytes))
     if min(_gather_numbers(group, [len(opened)])) != [group.size()]:
         return None
     return SharedSlots(group, tags, opened)
 
 
-def _create_segment() -> SharedSegment | None:
+def _create_segment(nbytes: int) -> SharedSegment | None:
     """Return a segment, or None if this rank can have none. Warn if this is not by choice."""
     if os.environ.get(SWITCH) == "0" or not (segment.PROCESSES / "self" / "fd").is_dir():
         return None
     try:
-        return SharedSegment.create(SLOTS * SLOT_BYTES)
+        return SharedSegment.create(nbytes)
     except OSError as error:
         warnings.warn(
             f"{error}; ranks will exchange through the network instead, which takes about twice as "

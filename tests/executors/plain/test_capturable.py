@@ -24,7 +24,7 @@ from functional_optim import (
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
 from tests.cases import ONE_CHAIN
 
-from ...choices import case
+from ...choices import case, one_in
 from ..bound_tree import full, parameters
 from ..capturing import (
     REFERENCE,
@@ -93,7 +93,8 @@ NORMED = Transform(
 MINUS = Rule(name="minus", hyper=NoHyper, rule=lambda p, g, s, c: (p - g, s))
 DECAY = DECOUPLED_WEIGHT_DECAY(weight_decay=0.1, lr=0.3)
 REPLAYED = {
-    **{name: one.factory() for name, one in ONE_CHAIN.items()},
+    # The law "capturable is close" steps each algorithm with scalars on the device.
+    **{name: ONE_CHAIN[name].factory() for name in one_in(4, ONE_CHAIN)},
     "momentum": sgd(0.1, momentum=0.9, dampening=0.1),
     "amsgrad": adamw(0.1, amsgrad=True, maximize=True),
     "norm in between": chain(weight_decay(0.1), clip_by_global_norm(1.0), adamw(0.1)),

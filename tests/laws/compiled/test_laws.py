@@ -9,11 +9,18 @@ from functional_optim import Optimizer, chain, partition
 from functional_optim.testing import LAWS, Subject
 from functional_optim.testing.runs import MAX_STEPS, REAL_DTYPES, SMALL_SHAPES, Run
 
-from ...choices import EVERYTHING, case
+from ...choices import EVERYTHING, case, has_turn
 from ..support import SLOW, TABLE, require_of_runs, seeded_run
 
 SHAPES = ((300,), *SMALL_SHAPES, (1, 2, 1, 2))
 """The first shape is more than one block of a compiled loop."""
+RUN_OF = {
+    "compiled is reference": 0,
+    "auto is reference": 0,
+    "script is reference": 1,
+    **{law: place for place, law in enumerate(SLOW)},
+}
+"""The one of two runs on which a law is checked; of every second chain, the other one."""
 NON_EMPTY = ((2, 3), (), (3,), (1, 2, 1, 2))
 
 
@@ -21,22 +28,22 @@ NON_EMPTY = ((2, 3), (), (3,), (1, 2, 1, 2))
 def test_laws_of_compiled_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled C++ loops, requested or automatic, and TorchScript match the reference.
 
-    The laws share their runs, so that each loop is compiled once. Each slow law has one of the
-    two runs, by turns; if everything is tested, it has all.
+    The laws share two runs. A chain is compiled as a loop for one run and as a script for the
+    other, by turns, and each slow law has one of them. If everything is tested, each law has all
+    runs.
     """
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 64)
     subject = TABLE[name].subject()
-    laws = ("script is reference", "compiled is reference", "auto is reference", *SLOW)
-    known = {law: LAWS[law] for law in laws if LAWS[law].concerns(subject)}
+    known = {law: LAWS[law] for law in RUN_OF if LAWS[law].concerns(subject)}
 
-    turn = list(TABLE).index(name)
+    turn = list(TABLE).index(name) // len(REAL_DTYPES)  # so that each law has all dtypes
     places = itertools.count()
 
     def check(run: Run) -> None:
         place = next(places)
         for law, one in known.items():
-            has_turn = EVERYTHING or law not in SLOW or (turn + SLOW.index(law) + place) % 2 == 0
-            if has_turn and (run.dtype.itemsize > 2 or not one.not_16_bit):
+            is_tried = has_turn(2, turn, RUN_OF[law], place)
+            if is_tried and (run.dtype.itemsize > 2 or not one.not_16_bit):
                 with case(law=law):
                     one.check(subject, run)
 
