@@ -183,12 +183,7 @@ class Stage:
     inputs: tuple[LeafInput, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the declarations, and let torch.load read the state with its safe defaults.
-
-        Raises:
-            ValueError: a reserved name of a state field or hyper-parameter; an input without a
-                state field; declarations that contradict each other.
-        """
+        """Check the declarations, and let torch.load read the state with its safe defaults."""
         require_free(self.name, "a field of state", self.state, RESERVED_STATE)
         require_free(self.name, "a hyper-parameter", self.hyper, RESERVED_HYPER)
         require_fields(self.name, self.state, self.inputs)

@@ -12,11 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from functional_optim import (
     Optimizer,
-    TorchOptimizer,
     adagrad,
     adam,
     adamw,
@@ -24,7 +23,6 @@ from functional_optim import (
     clip_by_global_norm,
     clip_by_value,
     decoupled_weight_decay,
-    lamb,
     lion,
     sgd,
     weight_decay,
@@ -34,7 +32,6 @@ from functional_optim.core.stage import Link, Stage
 from functional_optim.core.state import map_state
 from functional_optim.kernels import fused_kernel
 from functional_optim.kernels.fused_kernel import ULPS, FusedKernel
-from functional_optim.kernels.kernel import KernelError
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.testing.compare import require_same, same
 from functional_optim.transforms import maximized
@@ -401,15 +398,3 @@ def test_an_entry_of_a_chunk_is_for_its_hyper_parameters() -> None:
         chunk = small_chunk(optimizer)._replace(entries=entries)
         want = reference_step(optimizer.stages, chunk)
         require_same("the fused step", made(fused_step(optimizer.stages, chunk)), made(want), 4.0)
-
-
-@pytest.mark.parametrize(
-    "optimizer", [adamw(), chain(clip_by_global_norm(1.0), adamw()), lamb()], ids=str
-)
-def test_explain_says_that_a_step_raises_an_error(optimizer: Optimizer) -> None:
-    param = nn.Parameter(torch.ones(3, 2))
-    torch_optimizer = TorchOptimizer([param], optimizer.using(executor="fused"))
-    assert "no kernel, so a step raises an error: " in torch_optimizer.explain()
-    param.grad = torch.ones(3, 2)
-    with pytest.raises(KernelError):
-        torch_optimizer.step()
