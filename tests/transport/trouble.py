@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sharding.transport import TransportError, make_transport
-from sharding.transport.shared_slots import Exchange, SharedSlots
+from sharding.transport.shared_slots import PieceExchange, SharedSlots
 from tests.ddp.through_memory import through_memory
 
 from .buffers import CUTS, gradient, same
@@ -220,7 +220,7 @@ def ends_early(last: int) -> list[bool]:
     process = Path("/proc", store.get("process").decode())
     write = SharedSlots.write
 
-    def write_and_read_late(slots: SharedSlots, exchange: Exchange) -> None:
+    def write_and_read_late(slots: SharedSlots, exchange: PieceExchange) -> None:
         take = exchange.take
 
         def take_late(piece: slice, received: Mapping[int, Tensor]) -> None:

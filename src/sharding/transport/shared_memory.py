@@ -18,7 +18,7 @@ from sharding.transport.gloo import GlooTransport
 from sharding.transport.messages import MessageTags
 from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, Work
-from sharding.transport.shared_slots import Exchange, SharedSlots, share_memory
+from sharding.transport.shared_slots import PieceExchange, SharedSlots, share_memory
 from sharding.transport.work import PendingWork
 
 SMALLEST = 1 << 16
@@ -50,7 +50,7 @@ class _Queue:
         """Return the name of the next operation in errors."""
         return f"{self._name} {next(self._count)}"
 
-    def launch(self, slots: SharedSlots, exchange: Exchange) -> Work:
+    def launch(self, slots: SharedSlots, exchange: PieceExchange) -> Work:
         """Let the thread run an operation. Its last pieces are read when it is waited for."""
         self._thread.submit(slots.write, exchange)
         return PendingWork(lambda: self._thread.submit(slots.finish, exchange).result())
@@ -124,7 +124,7 @@ class SharedMemoryTransport:
         # A rank that owns something sends nothing to itself.
         pieces = slots.cut(max(sizes), owners if owners < self.size else owners - 1)
         wanted = dict.fromkeys(self._others, own.numel())
-        exchange = Exchange(self._reducing.next_name(), sent, wanted, add, pieces)
+        exchange = PieceExchange(self._reducing.next_name(), sent, wanted, add, pieces)
         return self._reducing.launch(slots, exchange)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
@@ -145,5 +145,5 @@ class SharedMemoryTransport:
         self._sent += sizes[self.rank] * len(sent)
         wanted = {rank: sizes[rank] for rank in self._others}
         name, pieces = self._gathering.next_name(), slots.cut(max(sizes))
-        exchange = Exchange(name, sent, wanted, copy, pieces)
+        exchange = PieceExchange(name, sent, wanted, copy, pieces)
         return self._gathering.launch(slots, exchange)

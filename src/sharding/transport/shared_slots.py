@@ -41,7 +41,7 @@ ALIGNMENT = 64
 
 
 @dataclass(eq=False)
-class Exchange:
+class PieceExchange:
     """Operation of one kind: the bytes that a rank sends and gets."""
 
     name: str
@@ -62,7 +62,7 @@ class Exchange:
 class _Announced(NamedTuple):
     """Piece that this rank has written, and of which it has read nothing yet."""
 
-    exchange: Exchange
+    exchange: PieceExchange
     piece: slice
     number: int
     """In the order of the pieces of all operations."""
@@ -100,7 +100,7 @@ class SharedSlots:
         step = max(room // ALIGNMENT, 1) * ALIGNMENT
         return tuple(slice(start, start + step) for start in range(0, nbytes, step))
 
-    def write(self, exchange: Exchange) -> None:
+    def write(self, exchange: PieceExchange) -> None:
         """Send all pieces of an operation, unless an error stops it, which ``finish`` raises."""
         try:
             for piece in exchange.pieces if self._error is None else ():
@@ -110,7 +110,7 @@ class SharedSlots:
         except BaseException as error:  # noqa: BLE001  as above
             self._error = error
 
-    def finish(self, exchange: Exchange) -> None:
+    def finish(self, exchange: PieceExchange) -> None:
         """Read all pieces of an operation that is written.
 
         Raises:
@@ -125,7 +125,7 @@ class SharedSlots:
                 self._error = error
                 raise
 
-    def _write(self, exchange: Exchange, piece: slice) -> _Announced:
+    def _write(self, exchange: PieceExchange, piece: slice) -> _Announced:
         """Copy a piece of each part to a slot, and announce it to every other rank."""
         number, tag = self._tags.next()
         own, size = self._group.rank(), self._group.size()
