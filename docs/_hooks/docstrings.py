@@ -20,14 +20,14 @@ sys.path.insert(0, str(Path(__file__).parent))  # griffe loads this file alone, 
 
 from public_names import PACKAGES, names_by_definition
 
+from functional_optim.core.constructor import RAISES
+
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):`(~?)([\w.]+)`")
 EXAMPLE = re.compile(r"^( *)Example::?\n(?: *\n)*", re.MULTILINE)
 RETURNS = re.compile(r"^( *Returns:\n +)", re.MULTILINE)
 LITERAL = re.compile(r"^( *)(\S.*)::$", re.MULTILINE)
 LONELY = re.compile(r"^ *::\n", re.MULTILINE)
 SECTION = re.compile(r"^(Args|Returns|Raises|Example|Examples|Reference):", re.MULTILINE)
-ERRORS = "Raises:\n    ValueError: a value outside the bounds above.\n\n"
-"""What :func:`functional_optim.core.constructor.constructor` adds."""
 FORMULA = re.compile(r"\w+ += ")
 """The beginning of a formula that is not indented, such as ``p_t = ``."""
 
@@ -69,7 +69,7 @@ def with_errors(text: str, function: griffe.Object) -> str:
     is_constructor = any(str(one.value) == "constructor" for one in function.decorators)
     if not is_constructor or "Raises:" in text:
         return text
-    return text.replace("Example::", f"{ERRORS}Example::", 1)
+    return text.replace("Example::", f"{RAISES}Example::", 1)
 
 
 def with_mathematics(text: str, function: griffe.Object) -> str:

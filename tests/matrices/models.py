@@ -215,7 +215,7 @@ class Pair:
 def raised(call: Any, *args: Any, **kwargs: Any) -> str:
     try:
         call(*args, **kwargs)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  Ctrl-C is raised here, too
         return f"{type(error).__name__}: {error}"
     raise AssertionError("nothing was raised")
 

@@ -14,7 +14,8 @@ _Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
 CONSTRUCTORS: list[Callable[..., Any]] = []
 """Public constructors. The ``repr`` of links is a call of the constructor that builds them."""
 
-_RAISES = "Raises:\n    ValueError: a value outside the bounds above.\n\n"
+RAISES = "Raises:\n    ValueError: a value outside the bounds above.\n\n"
+"""The section of errors of most constructors."""
 
 _STAGE_PREFIX = re.compile(r"[a-z_]\w*: ")
 """Start of an error about a hyper-parameter: the name of its stage."""
@@ -33,7 +34,7 @@ def constructor(function: _Constructor) -> _Constructor:
     """
     text = function.__doc__
     if text is not None and "Raises:" not in text:
-        function.__doc__ = inspect.cleandoc(text).replace("Example::", f"{_RAISES}Example::", 1)
+        function.__doc__ = inspect.cleandoc(text).replace("Example::", f"{RAISES}Example::", 1)
     made = with_constructor_errors(function)
     CONSTRUCTORS.append(made)
     return made

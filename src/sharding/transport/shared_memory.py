@@ -46,12 +46,9 @@ class _Queue:
             self._has_asked = True
         return self.slots
 
-    def next_name(self) -> str:
-        """Return the name of the next operation in errors."""
-        return f"{self._name} {next(self._count)}"
-
     def launch(self, slots: SharedSlots, exchange: PieceExchange) -> Work:
         """Let the thread run an operation. Its last pieces are read when it is waited for."""
+        exchange.name = f"{self._name} {next(self._count)}"
         self._thread.submit(slots.write, exchange)
         return PendingWork(lambda: self._thread.submit(slots.finish, exchange).result())
 
@@ -124,8 +121,7 @@ class SharedMemoryTransport:
         # A rank that owns something sends nothing to itself.
         pieces = slots.cut(max(sizes), owners if owners < self.size else owners - 1)
         wanted = dict.fromkeys(self._others, own.numel())
-        exchange = PieceExchange(self._reducing.next_name(), sent, wanted, add, pieces)
-        return self._reducing.launch(slots, exchange)
+        return self._reducing.launch(slots, PieceExchange(sent, wanted, add, pieces))
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
         """Gather ranges: see :meth:`sharding.transport.Transport.all_gather`."""
@@ -144,6 +140,5 @@ class SharedMemoryTransport:
 
         self._sent += sizes[self.rank] * len(sent)
         wanted = {rank: sizes[rank] for rank in self._others}
-        name, pieces = self._gathering.next_name(), slots.cut(max(sizes))
-        exchange = PieceExchange(name, sent, wanted, copy, pieces)
+        exchange = PieceExchange(sent, wanted, copy, slots.cut(max(sizes)))
         return self._gathering.launch(slots, exchange)

@@ -44,8 +44,6 @@ ALIGNMENT = 64
 class PieceExchange:
     """Operation of one kind: the bytes that a rank sends and gets."""
 
-    name: str
-    """The name in errors."""
     sent: Mapping[int, Tensor]
     """By other rank, the bytes that it gets; several ranks may get the same tensor."""
     wanted: Mapping[int, int]
@@ -55,6 +53,8 @@ class PieceExchange:
     the slice, in the memory of the other ranks. It may change what only this rank gets."""
     pieces: tuple[slice, ...]
     """The slices, the same on all ranks."""
+    name: str = ""
+    """The name in errors, which is given at the launch."""
     count: int = 0
     """The number of pieces that this rank has read."""
 
@@ -96,8 +96,7 @@ class SharedSlots:
 
     def cut(self, nbytes: int, parts: int = 1) -> tuple[slice, ...]:
         """Return the pieces of parts with at most ``nbytes`` bytes, if a slot has several parts."""
-        room = self._slots[0][0].numel() // parts
-        step = max(room // ALIGNMENT, 1) * ALIGNMENT
+        step = self._slots[0][0].numel() // parts // ALIGNMENT * ALIGNMENT
         return tuple(slice(start, start + step) for start in range(0, nbytes, step))
 
     def write(self, exchange: PieceExchange) -> None:
@@ -107,7 +106,7 @@ class SharedSlots:
                 self._unread.append(self._write(exchange, piece))
                 if len(self._unread) > AHEAD:
                     self._read(self._unread.popleft())
-        except BaseException as error:  # noqa: BLE001  as above
+        except BaseException as error:  # noqa: BLE001  raised by finish(), in the thread that waits
             self._error = error
 
     def finish(self, exchange: PieceExchange) -> None:
