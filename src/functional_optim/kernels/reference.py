@@ -214,6 +214,17 @@ def _try_step(stages: Sequence[Stage], leaf: Leaf) -> None:
             )
 
 
+def _fits(stages: Sequence[Stage], part: Leaf) -> bool:
+    """Return True if a part of a leaf can be stepped; the whole leaf gives the error if not."""
+    try:
+        _try_step(stages, part)
+    except NotPureError:
+        raise
+    except Exception:  # noqa: BLE001  any error of a rule
+        return False
+    return True
+
+
 def _writes_to(tensor: Tensor) -> int:
     """Return autograd's number of writes to a tensor; 0 if it has none."""
     return version_of(tensor) if has_versions and not tensor.is_inference() else 0
@@ -288,10 +299,16 @@ class ReferenceExecutor(Executor):
             return
         with torch.no_grad():
             for leaf in new.values():
-                _try_step(stages, leaf)
+                part = self.part_to_try(stages, leaf)
+                if part is leaf or not _fits(stages, part):
+                    _try_step(stages, leaf)
         if len(tried) + len(new) > MAX_KINDS:
             tried.clear()
         tried.update(new)
+
+    def part_to_try(self, stages: Sequence[Stage], leaf: Leaf) -> Leaf:
+        """Return the part of a leaf on which a step is tried."""
+        return leaf
 
     def reduce(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
