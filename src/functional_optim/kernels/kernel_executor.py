@@ -6,18 +6,15 @@ from functools import partial
 
 from torch import Tensor
 
-from functional_optim._torch.compilers import has_dispatch_mode
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured
-from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
+from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (
     as_chunk,
     is_differentiated,
     is_large,
-    slice_chunk,
     tensors_of,
-    why_not_flat,
     why_not_pointwise,
     with_tensors,
 )
@@ -38,7 +35,7 @@ from functional_optim.kernels.leaf_passes import bind_in_passes
 from functional_optim.kernels.passes import explain_passes
 from functional_optim.kernels.pieces import PIECE_VARIABLE, cut_chunk, piece_elements
 from functional_optim.kernels.pointwise_check import check_pointwise_stages
-from functional_optim.kernels.reference import SMALL, ReferenceExecutor
+from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.stacks import why_not_stacked
 
 _LISTS = ForeachKernel(cpu_only=True)
@@ -185,20 +182,6 @@ class KernelExecutor(ReferenceExecutor):
         """
         self.require_kernels(stages, leaves)
         super().require(stages, leaves)
-
-    def part_to_try(self, stages: Sequence[Stage], leaf: Leaf) -> Leaf:
-        """Return the first elements of a large leaf, if its chain may be given a piece of it.
-
-        A step of the whole leaf would take memory for temporaries that kernels do not need.
-        """
-        if leaf.param.numel() <= SMALL or has_dispatch_mode() or why_not_pointwise(stages):
-            return leaf
-        chunk = None if why_not_flat(stages, leaf) else as_chunk(leaf)
-        if chunk is None:
-            return leaf
-        block_size = block_size_of(stages)
-        length = in_full_blocks(SMALL, block_size)
-        return with_tensors(chunk, slice_chunk(tensors_of(chunk), block_size, 0, length))
 
     def require_kernels(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
         if PIECE_VARIABLE in os.environ:

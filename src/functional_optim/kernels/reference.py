@@ -28,7 +28,7 @@ from functional_optim.core.leaf import (
     is_measured,
     split_at_measured,
 )
-from functional_optim.core.stage import Stage
+from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.stage_contract import (
     call_measure,
     call_reduce,
@@ -37,7 +37,14 @@ from functional_optim.core.stage_contract import (
 )
 from functional_optim.core.state import field_tensors, state_tensors
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.chunks import tensors_of, with_tensors
+from functional_optim.kernels.chunks import (
+    as_chunk,
+    slice_chunk,
+    tensors_of,
+    why_not_flat,
+    why_not_pointwise,
+    with_tensors,
+)
 from functional_optim.kernels.errors import NotPureError
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.lowering import TensorScalarMode
@@ -150,7 +157,7 @@ MAX_KINDS = 512
 """Largest number of kinds of leaves that are remembered for each chain."""
 
 SMALL = 1 << 16
-"""Largest number of elements of a leaf that is copied before it is tried."""
+"""Largest number of elements on which a step is tried with copies of the tensors."""
 
 _CHOICES = frozenset({bool, str, type(None)})
 
@@ -181,7 +188,8 @@ def _try_step(stages: Sequence[Stage], leaf: Leaf) -> None:
     """Step a leaf, without a result. Raise RuntimeError if it does not fit, or a rule is not pure.
 
     A small leaf is copied before, so that a rule that writes to its arguments changes nothing.
-    Copies of a large leaf would take more memory than its step. Under a dispatch mode, tensors may
+    Copies of a large leaf would take more memory than its step. (Of a large leaf of a pointwise
+    chain, only the first elements are tried.) Under a dispatch mode, tensors may
     have no values to compare.
     """
     given = tensors_of(leaf)
@@ -212,6 +220,21 @@ def _try_step(stages: Sequence[Stage], leaf: Leaf) -> None:
                 "`param - lr * grad` in place of `param.sub_(lr * grad)`, or clone() first"
                 f"{'' if is_copied else f'. {leaf.name!r} has been changed by it: load it again'}"
             )
+
+
+def _part_to_try(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
+    """Return the first elements of a large leaf; the leaf if its stages need all of it.
+
+    A step of the whole leaf would take memory for temporaries, which most kernels do not need.
+    """
+    if leaf.param.numel() <= SMALL or has_dispatch_mode() or why_not_pointwise(stages):
+        return leaf
+    chunk = None if why_not_flat(stages, leaf) else as_chunk(leaf)
+    if chunk is None:
+        return leaf
+    block_size = block_size_of(stages)
+    length = max(SMALL // block_size, 1) * block_size
+    return with_tensors(chunk, slice_chunk(tensors_of(chunk), block_size, 0, length))
 
 
 def _fits(stages: Sequence[Stage], part: Leaf) -> bool:
@@ -277,6 +300,8 @@ class ReferenceExecutor(Executor):
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
         """Step one leaf of each new kind, and discard the result.
 
+        Of a large leaf of a pointwise chain, only the first elements are stepped.
+
         So a rule raises its errors about shapes and dtypes before anything is written.
 
         Raises:
@@ -299,16 +324,12 @@ class ReferenceExecutor(Executor):
             return
         with torch.no_grad():
             for leaf in new.values():
-                part = self.part_to_try(stages, leaf)
+                part = _part_to_try(stages, leaf)
                 if part is leaf or not _fits(stages, part):
                     _try_step(stages, leaf)
         if len(tried) + len(new) > MAX_KINDS:
             tried.clear()
         tried.update(new)
-
-    def part_to_try(self, stages: Sequence[Stage], leaf: Leaf) -> Leaf:
-        """Return the part of a leaf on which a step is tried."""
-        return leaf
 
     def reduce(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]

@@ -14,7 +14,6 @@ from functional_optim import Optimizer
 from functional_optim.kernels import cache, foreach
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import NotPointwiseError
-from functional_optim.kernels.reference import SMALL
 
 from ...choices import case, pairs
 from ..rules import Hyper, OneState, optimizer_of
@@ -82,58 +81,6 @@ def test_they_run_by_the_reference_and_say_why() -> None:
                     assert said.startswith("reference") and reason in said
                 bound = optimizer.using(executor="blocked").bind({"w": torch.ones(3)})
                 assert reason in bound.explain()
-
-
-def written(tensor: Tensor, how: str) -> Tensor:
-    """Write to a tensor, and return it."""
-    if how == "statement":
-        tensor *= 0.5
-    elif how == "method":
-        tensor.mul_(0.5)
-    elif how == "out":
-        torch.mul(tensor, 0.5, out=tensor)
-    else:  # autograd's version of the tensor does not change
-        tensor.data.mul_(0.5)
-    return tensor
-
-
-ARGUMENTS = {
-    "param": lambda how: lambda p, g, s, c: (written(p, how), s),
-    "grad": lambda how: lambda p, g, s, c: (p - written(g, how), s),
-    "the state kept": lambda how: lambda p, g, s, c: (p - g, OneState(written(s.kept, how))),
-}
-
-
-@pytest.mark.parametrize("how", ["statement", "method", "out", "data"])
-def test_a_rule_that_writes_to_its_arguments_is_refused(how: str, executors: Any) -> None:
-    """It would be stepped twice, since it is tried on a leaf before anything is written."""
-    for one in pairs(name=ARGUMENTS, executor=executors, run=("update", "update_", "bind")):
-        optimizer = optimizer_of(ARGUMENTS[one["name"]](how)).using(executor=one["executor"])
-        params = noise(1, 5) if how == "data" else torch.zeros(5)  # autograd counts other writes
-        grads = torch.where(params == 0, params, noise(2, 5))
-        state = optimizer.init(params)
-        steps = {
-            "bind": lambda o=optimizer, p=params, g=grads: o.bind(p).step(g),
-            "update": lambda o=optimizer, p=params, g=grads, s=state: o.update(p, g, s),
-            "update_": lambda o=optimizer, p=params, g=grads, s=state: o.update_(p, g, s),
-        }
-        given = [params, grads, state.leaves.stages[0].kept]
-        before = copied(given)
-        with case(**one), pytest.raises(RuntimeError) as raised:
-            steps[one["run"]]()
-        assert f"mine: a rule wrote to {one['name']}, which is an argument" in str(raised.value)
-        assert_same(given, before)
-
-
-def test_a_large_leaf_is_not_copied_to_find_a_rule_that_writes(executors: Any) -> None:
-    """The error says that the leaf has been changed."""
-    for executor in executors:
-        optimizer = optimizer_of(ARGUMENTS["param"]("method")).using(executor=executor)
-        params = {"w": torch.ones(SMALL + 1)}
-        with case(executor=executor), pytest.raises(RuntimeError) as raised:
-            optimizer.update_(params, {"w": torch.ones(SMALL + 1)}, optimizer.init(params))
-        assert "a rule wrote to param, which is an argument" in str(raised.value)
-        assert str(raised.value).endswith("'w' has been changed by it: load it again")
 
 
 A, B = 1.00001, 1.00002
