@@ -22,14 +22,14 @@ class Seen:
 def through_memory() -> Iterator[Seen]:
     """Make new transports use memory for everything; all ranks must open this together."""
     seen = Seen()
-    write = shared_slots.SharedSlots.write
+    run = shared_slots.SharedSlots.run
 
     def counted(self: shared_slots.SharedSlots, *args: Any) -> None:
         seen.operations += 1
-        write(self, *args)
+        run(self, *args)
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(shared_memory, "SMALLEST", 1))
         stack.enter_context(mock.patch.object(shared_slots, "SHARED_BYTES", SHARED_BYTES))
-        stack.enter_context(mock.patch.object(shared_slots.SharedSlots, "write", counted))
+        stack.enter_context(mock.patch.object(shared_slots.SharedSlots, "run", counted))
         yield seen

@@ -218,9 +218,9 @@ def ends_early(last: int) -> list[bool]:
         one.launch().wait()
         os._exit(0)
     process = Path("/proc", store.get("process").decode())
-    write = SharedSlots.write
+    run = SharedSlots.run
 
-    def write_and_read_late(slots: SharedSlots, exchange: PieceExchange) -> None:
+    def run_and_read_late(slots: SharedSlots, exchange: PieceExchange) -> None:
         take = exchange.take
 
         def take_late(piece: slice, received: Mapping[int, Tensor]) -> None:
@@ -232,9 +232,9 @@ def ends_early(last: int) -> list[bool]:
             take(piece, received)
 
         exchange.take = take_late
-        write(slots, exchange)
+        run(slots, exchange)
 
-    with mock.patch.object(SharedSlots, "write", write_and_read_late):
+    with mock.patch.object(SharedSlots, "run", run_and_read_late):
         one.launch().wait()
     meet("taken", [other for other in range(dist.get_world_size()) if other != last])
     return [

@@ -47,10 +47,9 @@ class _Queue:
         return self.slots
 
     def launch(self, slots: SharedSlots, exchange: PieceExchange) -> Work:
-        """Let the thread run an operation. Its last pieces are read when it is waited for."""
+        """Let the thread run an operation."""
         exchange.name = f"{self._name} {next(self._count)}"
-        self._thread.submit(slots.write, exchange)
-        return PendingWork(lambda: self._thread.submit(slots.finish, exchange).result())
+        return PendingWork(self._thread.submit(slots.run, exchange).result)
 
 
 class SharedMemoryTransport:

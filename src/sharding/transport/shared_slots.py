@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,12 +28,10 @@ SWITCH = "FUNCTIONAL_OPTIM_SHARED_MEMORY"
 """Environment variable. If it is 0 on any rank, all ranks use the network."""
 MOST = 64
 """The largest number of ranks of a group that share memory."""
-AHEAD = 1
-"""Number of pieces that a rank writes ahead of the piece that it reads."""
-SLOTS = 2 * AHEAD + 2
-"""Slots of a rank. When a rank writes piece n, it has read piece n - AHEAD - 1, so all ranks have
-announced that piece. A rank announces a piece when it has read the piece AHEAD + 1 before it. So
-piece n - SLOTS has been read by all ranks, and its slot is free."""
+SLOTS = 2
+"""Slots of a rank. When a rank writes piece n, it has read piece n - 1, so all ranks have announced
+that piece. A rank announces a piece when it has read the piece before it. So piece n - 2 has been
+read by all ranks, and its slot is free."""
 SHARED_BYTES = 1 << 26
 """Bytes of the slots of all ranks together."""
 ALIGNMENT = 64
@@ -55,15 +52,11 @@ class PieceExchange:
     """The slices, the same on all ranks."""
     name: str = ""
     """The name in errors, which is given at the launch."""
-    count: int = 0
-    """The number of pieces that this rank has read."""
 
 
 class _Announced(NamedTuple):
     """Piece that this rank has written, and of which it has read nothing yet."""
 
-    exchange: PieceExchange
-    piece: slice
     number: int
     """In the order of the pieces of all operations."""
     words: dict[int, Tensor]
@@ -90,7 +83,6 @@ class SharedSlots:
         self.segments = segments
         memory = [torch.frombuffer(one.memory, dtype=torch.uint8) for one in segments]
         self._slots = [one.tensor_split(SLOTS) for one in memory]
-        self._unread = deque[_Announced]()
         self._error: BaseException | None = None
         """The first error. No piece is exchanged afterwards."""
 
@@ -99,30 +91,20 @@ class SharedSlots:
         step = self._slots[0][0].numel() // parts // ALIGNMENT * ALIGNMENT
         return tuple(slice(start, start + step) for start in range(0, nbytes, step))
 
-    def write(self, exchange: PieceExchange) -> None:
-        """Send all pieces of an operation, unless an error stops it, which ``finish`` raises."""
-        try:
-            for piece in exchange.pieces if self._error is None else ():
-                self._unread.append(self._write(exchange, piece))
-                if len(self._unread) > AHEAD:
-                    self._read(self._unread.popleft())
-        except BaseException as error:  # noqa: BLE001  raised by finish(), in the thread that waits
-            self._error = error
-
-    def finish(self, exchange: PieceExchange) -> None:
-        """Read all pieces of an operation that is written.
+    def run(self, exchange: PieceExchange) -> None:
+        """Send and read all pieces of an operation.
 
         Raises:
             TransportError: a rank died, did not come, or runs another operation; now or before.
         """
-        while exchange.count < len(exchange.pieces):
-            if self._error is not None:
-                raise self._error
-            try:
-                self._read(self._unread.popleft())
-            except BaseException as error:
-                self._error = error
-                raise
+        if self._error is not None:
+            raise self._error
+        try:
+            for piece in exchange.pieces:
+                self._read(exchange, piece, self._write(exchange, piece))
+        except BaseException as error:
+            self._error = error
+            raise
 
     def _write(self, exchange: PieceExchange, piece: slice) -> _Announced:
         """Copy a piece of each part to a slot, and announce it to every other rank."""
@@ -146,11 +128,11 @@ class SharedSlots:
             moves.append((Direction.TO, rank, word, count))
             moves.append((Direction.FROM, rank, words[rank], count))
         messages = launch_messages(exchange.name, self._group, moves, tag)
-        return _Announced(exchange, piece, number, words, messages)
+        return _Announced(number, words, messages)
 
-    def _read(self, announced: _Announced) -> None:
+    def _read(self, exchange: PieceExchange, piece: slice, announced: _Announced) -> None:
         """Wait until all other ranks have announced a piece, and process what they send."""
-        exchange, piece, number, words, messages = announced
+        number, words, messages = announced
         wait_messages(exchange.name, self._group, messages)
         found = {}
         for rank, word in sorted(words.items()):
@@ -166,7 +148,6 @@ class SharedSlots:
                 found[rank] = self._slots[rank][number % SLOTS][start : start + count]
         if found:
             exchange.take(piece, found)
-        exchange.count += 1
 
 
 def share_memory(group: dist.ProcessGroup, tags: MessageTags) -> SharedSlots | None:
