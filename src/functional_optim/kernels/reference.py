@@ -188,8 +188,7 @@ def _try_step(stages: Sequence[Stage], leaf: Leaf) -> None:
     """Step a leaf, without a result. Raise RuntimeError if it does not fit, or a rule is not pure.
 
     A small leaf is copied before, so that a rule that writes to its arguments changes nothing.
-    Copies of a large leaf would take more memory than its step. (Of a large leaf of a pointwise
-    chain, only the first elements are tried.) Under a dispatch mode, tensors may
+    Copies of a large leaf would take more memory than its step. Under a dispatch mode, tensors may
     have no values to compare.
     """
     given = tensors_of(leaf)
@@ -300,9 +299,8 @@ class ReferenceExecutor(Executor):
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
         """Step one leaf of each new kind, and discard the result.
 
-        Of a large leaf of a pointwise chain, only the first elements are stepped.
-
-        So a rule raises its errors about shapes and dtypes before anything is written.
+        So a rule raises its errors about shapes and dtypes before anything is written. Of a large
+        leaf of a pointwise chain, only the first elements are stepped.
 
         Raises:
             RuntimeError: a step changes a shape or dtype, or a rule writes to its arguments. An

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,6 @@ from sharding.transport.messages import (
     ADVICE,
     Direction,
     MessageTags,
-    PartMessage,
     launch_broadcast,
     launch_messages,
     wait_messages,
@@ -52,16 +50,6 @@ class PieceExchange:
     """The slices, the same on all ranks."""
     name: str = ""
     """The name in errors, which is given at the launch."""
-
-
-class _Announced(NamedTuple):
-    """Piece that this rank has written, and of which it has read nothing yet."""
-
-    number: int
-    """In the order of the pieces of all operations."""
-    words: dict[int, Tensor]
-    """By other rank, its announcement, once the messages have arrived."""
-    messages: list[PartMessage]
 
 
 class SharedSlots:
@@ -101,23 +89,16 @@ class SharedSlots:
             raise self._error
         try:
             for piece in exchange.pieces:
-                self._read(exchange, piece, self._write(exchange, piece))
+                self._pass(exchange, piece)
         except BaseException as error:
             self._error = error
             raise
 
-    def _write(self, exchange: PieceExchange, piece: slice) -> _Announced:
-        """Copy a piece of each part to a slot, and announce it to every other rank."""
+    def _pass(self, exchange: PieceExchange, piece: slice) -> None:
+        """Write a piece of each part, announce it, and read the pieces of all other ranks."""
         number, tag = self._tags.next()
         own, size = self._group.rank(), self._group.size()
-        slot, room = self._slots[own][number % SLOTS], 0
-        places = dict[int, int]()
-        for part in exchange.sent.values():
-            if id(part) not in places:
-                places[id(part)] = room
-                found = part[piece]
-                slot[room : room + found.numel()].copy_(found)
-                room += -(-found.numel() // ALIGNMENT) * ALIGNMENT
+        places = self._write(number, exchange, piece)
         words, moves = {}, []
         for rank in (*range(own + 1, size), *range(own)):
             # Each rank begins with another one, so that no rank gets all messages first.
@@ -127,13 +108,27 @@ class SharedSlots:
             words[rank] = torch.zeros_like(word)
             moves.append((Direction.TO, rank, word, count))
             moves.append((Direction.FROM, rank, words[rank], count))
-        messages = launch_messages(exchange.name, self._group, moves, tag)
-        return _Announced(number, words, messages)
+        wait_messages(
+            exchange.name, self._group, launch_messages(exchange.name, self._group, moves, tag)
+        )
+        self._read(number, exchange, piece, words)
 
-    def _read(self, exchange: PieceExchange, piece: slice, announced: _Announced) -> None:
-        """Wait until all other ranks have announced a piece, and process what they send."""
-        number, words, messages = announced
-        wait_messages(exchange.name, self._group, messages)
+    def _write(self, number: int, exchange: PieceExchange, piece: slice) -> dict[int, int]:
+        """Copy a piece of each part to a slot. Return where each part is in it, by id."""
+        slot, room = self._slots[self._group.rank()][number % SLOTS], 0
+        places = dict[int, int]()
+        for part in exchange.sent.values():
+            if id(part) not in places:
+                places[id(part)] = room
+                found = part[piece]
+                slot[room : room + found.numel()].copy_(found)
+                room += -(-found.numel() // ALIGNMENT) * ALIGNMENT
+        return places
+
+    def _read(
+        self, number: int, exchange: PieceExchange, piece: slice, words: Mapping[int, Tensor]
+    ) -> None:
+        """Process a piece of what the other ranks send, at the places that they have announced."""
         found = {}
         for rank, word in sorted(words.items()):
             expected = len(range(exchange.wanted[rank])[piece])
